@@ -1,0 +1,254 @@
+"""The tables that probes write and analysis reads: one schema per name, and a check.
+
+Every probe turns (model, items) into one of these tables, and every figure is drawn from them, so a number in a
+report can be followed to rows of a Parquet file. A new column is added here first.
+
+    import polars as pl
+    from depthprobe import tables
+    lens = tables.check("lens", pl.read_parquet("run/tables/lens.parquet"))
+
+Depth is always the *index on the model's depth axis* (0 = the embedding, the last index = the state that the model's
+own head reads); `loop` and `layer` say which coordinate that is. Probabilities are in [0, 1], entropies and
+divergences in nats, log-probabilities natural.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import polars as pl
+
+from depthprobe.errors import UserError
+
+__all__ = ["NULLABLE", "SCHEMAS", "check", "conform", "empty"]
+
+#: One stated fact of a story. Spans are half-open character offsets into `items.text`; `hop` is 1-based and null for
+#: a fact that lies off the question's chain; `role` is chain, branch, decoy, offchain or gender.
+FACT = pl.Struct(
+    {
+        "subject": pl.String(),
+        "relation": pl.String(),
+        "object": pl.String(),
+        "role": pl.String(),
+        "hop": pl.Int32(),
+        "start": pl.Int32(),
+        "end": pl.Int32(),
+    }
+)
+
+_ITEM_KEYS: dict[str, pl.DataType] = {
+    "item": pl.String(),
+    "story": pl.String(),  # all rungs of one ladder share it: the cluster of every interval
+    "task": pl.String(),  # "kinship" | "follow"
+    "hops": pl.Int32(),
+}
+
+SCHEMAS: dict[str, dict[str, pl.DataType]] = {
+    "items": {
+        **_ITEM_KEYS,
+        "split": pl.String(),
+        "form": pl.String(),
+        "template": pl.String(),
+        "order": pl.String(),
+        "distractors": pl.String(),
+        "question": pl.String(),
+        "answer": pl.String(),
+        "plausible": pl.List(pl.String()),
+        "candidates": pl.List(pl.String()),
+        "chain_relations": pl.List(pl.String()),
+        "text": pl.String(),  # the prompt; the answer's leading space belongs to the answer
+        "facts": pl.List(FACT),
+        "n_tokens": pl.Int32(),  # of the prompt, with BOS if the tokenizer adds one
+        "bos": pl.Boolean(),  # the prompt begins with a BOS token
+        "prompt_ids": pl.List(pl.Int32()),
+        "answer_ids": pl.List(pl.Int32()),  # the answer's tokens after this prompt
+        "n_collisions": pl.Int32(),  # candidates whose first token another candidate shares
+        # True: the first tokens tell all candidates apart and scores read those alone. False: some candidates share a
+        # first token, and candidate scores multiply in the later tokens at which they part.
+        "first_token_only": pl.Boolean(),
+        "seed": pl.Int64(),
+    },
+    # accuracy of a baseline that does not follow the chain, on the items of this run
+    "shortcuts": {
+        "task": pl.String(),
+        "hops": pl.Int32(),
+        "shortcut": pl.String(),
+        "accuracy": pl.Float64(),
+        "low": pl.Float64(),
+        "high": pl.Float64(),
+        "n": pl.Int64(),
+    },
+    # one row per item and depth, read at the position that predicts the answer
+    "lens": {
+        **_ITEM_KEYS,
+        "depth": pl.Int32(),
+        "loop": pl.Int32(),
+        "layer": pl.Int32(),
+        "site": pl.String(),  # "embed" | "resid_post" | "loop_state"
+        "lens": pl.String(),  # "plain": the model's own final norm and head
+        "target_logit": pl.Float32(),  # of the answer's first token
+        "target_logprob": pl.Float32(),  # over the whole vocabulary
+        "target_prob": pl.Float32(),
+        "target_rank": pl.Int64(),  # 0 = best: the tokens with a larger logit, counted
+        "p_plausible": pl.Float32(),  # mass on the plausible answers
+        "p_candidates": pl.Float32(),  # mass on the candidate answers
+        "candidate_prob": pl.Float32(),  # the answer's share of p_candidates
+        "candidate_correct": pl.Boolean(),  # the answer has the largest share
+        "candidate_plausible": pl.Boolean(),  # a plausible answer has the largest share
+        "answer_logprob": pl.Float32(),  # whole answer, teacher-forced; at the last depth only, null elsewhere
+        "top1_id": pl.Int64(),
+        "top1": pl.String(),
+        "equals_final": pl.Boolean(),  # top-1 is that of the last depth
+        "entropy": pl.Float32(),
+        "kl_final": pl.Float32(),  # KL(last depth ‖ this depth)
+        "top5": pl.List(pl.String()),
+        "top5_probs": pl.List(pl.Float32()),
+        "is_loop_end": pl.Boolean(),  # a depth at which a gate could exit
+        "gate_lambda": pl.Float32(),  # at loop ends of a model with a gate, null elsewhere
+        "gate_cdf": pl.Float32(),
+    },
+    # one row per item; *_depth index the axis, *_loop count loops and are null for a model without loops
+    "settling": {
+        **_ITEM_KEYS,
+        "settling_depth": pl.Int32(),  # from here on top-1 stays that of the last depth
+        "correct_depth": pl.Int32(),  # from here on the answer stays the best candidate; null if it never does
+        "plausible_depth": pl.Int32(),
+        "earliest_equal_depth": pl.Int32(),  # the first depth whose top-1 is the final one, even if it leaves again
+        "final_correct": pl.Boolean(),
+        "settling_loop": pl.Int32(),
+        "correct_loop": pl.Int32(),
+        "plausible_loop": pl.Int32(),
+        "earliest_equal_loop": pl.Int32(),
+        "gate_exit": pl.Int32(),  # Q-exit loop at the model's own q
+        "expected_depth": pl.Float32(),  # in loops, under the gate's stopping distribution
+    },
+    "accuracy": {
+        "task": pl.String(),
+        "hops": pl.Int32(),
+        "depth": pl.Int32(),
+        "loop": pl.Int32(),
+        "layer": pl.Int32(),
+        "accuracy": pl.Float64(),
+        "low": pl.Float64(),
+        "high": pl.Float64(),
+        "p_correct": pl.Float64(),
+        "p_correct_low": pl.Float64(),
+        "p_correct_high": pl.Float64(),
+        "p_plausible": pl.Float64(),
+        "p_plausible_low": pl.Float64(),
+        "p_plausible_high": pl.Float64(),
+        "n": pl.Int64(),
+    },
+    # change of a quantity per hop, paired by story
+    "slopes": {
+        "task": pl.String(),
+        "quantity": pl.String(),
+        "group": pl.String(),  # "all" | "correct"
+        "slope": pl.Float64(),
+        "low": pl.Float64(),
+        "high": pl.Float64(),
+        "n_clusters": pl.Int64(),
+        "n_items": pl.Int64(),
+    },
+    "exits": {
+        "task": pl.String(),
+        "q": pl.Float64(),
+        "mean_exit": pl.Float64(),
+        "accuracy": pl.Float64(),
+        "low": pl.Float64(),
+        "high": pl.Float64(),
+    },
+    "exits_by_hops": {
+        "task": pl.String(),
+        "hops": pl.Int32(),
+        "mean_exit": pl.Float64(),
+        "low": pl.Float64(),
+        "high": pl.Float64(),
+        "expected_depth": pl.Float64(),
+    },
+}
+
+#: Columns that may be null; a null anywhere else is an error of the writer.
+NULLABLE: dict[str, frozenset[str]] = {
+    "items": frozenset({"split"}),
+    "shortcuts": frozenset({"low", "high"}),
+    "lens": frozenset({"answer_logprob", "gate_lambda", "gate_cdf"}),
+    "settling": frozenset(
+        {
+            "correct_depth",
+            "plausible_depth",
+            "earliest_equal_depth",
+            "settling_loop",
+            "correct_loop",
+            "plausible_loop",
+            "earliest_equal_loop",
+            "gate_exit",
+            "expected_depth",
+        }
+    ),
+    "accuracy": frozenset({"low", "high", "p_correct_low", "p_correct_high", "p_plausible_low", "p_plausible_high"}),
+    "slopes": frozenset({"slope", "low", "high"}),
+    "exits": frozenset({"low", "high"}),
+    "exits_by_hops": frozenset({"low", "high"}),
+}
+
+
+def empty(name: str) -> pl.DataFrame:
+    """A table of that name without rows."""
+    return pl.DataFrame(schema=_schema(name))
+
+
+def conform(name: str, rows: pl.DataFrame | Mapping[str, object] | Iterable[Mapping[str, object]]) -> pl.DataFrame:
+    """Columns, lists or row dicts → the checked table: columns in the order of the schema, cast to its types."""
+    schema = _schema(name)
+    if isinstance(rows, pl.DataFrame):
+        df = rows
+    elif isinstance(rows, Mapping):
+        df = pl.DataFrame(dict(rows), schema_overrides=schema, strict=False)
+    else:
+        df = pl.DataFrame(list(rows), schema=schema, strict=False)
+    _names(name, df)
+    return check(name, df.select([pl.col(column).cast(kind) for column, kind in schema.items()]))
+
+
+def check(name: str, df: pl.DataFrame) -> pl.DataFrame:
+    """The same frame, if its columns, types and nulls are those of the table `name`.
+
+    Raises:
+        UserError: an unknown table, a missing or unknown column, another type, or a null where none may be.
+    """
+    schema = _schema(name)
+    _names(name, df)
+    for column, kind in schema.items():
+        if df.schema[column] != kind:
+            raise UserError(
+                f"column '{column}' is {df.schema[column]}, expected {kind}",
+                where=f"table {name}",
+                remedy="write it with the same version of depthprobe, or run `depthprobe analyze` again",
+            )
+    for column in schema.keys() - NULLABLE[name]:
+        nulls = df[column].null_count()
+        if nulls:
+            raise UserError(
+                f"column '{column}' has {nulls} null values and may have none",
+                where=f"table {name}",
+                remedy="run `depthprobe analyze` again",
+            )
+    return df
+
+
+def _schema(name: str) -> dict[str, pl.DataType]:
+    if name not in SCHEMAS:
+        raise UserError(f"there is no table '{name}'", remedy=f"known tables: {', '.join(SCHEMAS)}")
+    return SCHEMAS[name]
+
+
+def _names(name: str, df: pl.DataFrame) -> None:
+    expected, got = set(SCHEMAS[name]), set(df.columns)
+    for what, columns in (("lacks", expected - got), ("has unknown", got - expected)):
+        if columns:
+            raise UserError(
+                f"the table {what} column{'s' if len(columns) > 1 else ''} {', '.join(sorted(columns))}",
+                where=f"table {name}",
+                remedy="write it with the same version of depthprobe, or run `depthprobe analyze` again",
+            )
