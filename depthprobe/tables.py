@@ -150,10 +150,35 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "n_clusters": pl.Int64(),
         "n_items": pl.Int64(),
     },
+    # a difference of two quantities on the same items, averaged within stories and then over them
+    "differences": {
+        "task": pl.String(),
+        "quantity": pl.String(),  # e.g. "accuracy: loop 1 - full depth"
+        "min_hops": pl.Int32(),
+        "max_hops": pl.Int32(),
+        "difference": pl.Float64(),
+        "low": pl.Float64(),
+        "high": pl.Float64(),
+        "n_clusters": pl.Int64(),
+        "n_items": pl.Int64(),
+    },
+    # Q-exit over a sweep of q, each beside a random mixture of the two nearest fixed loops of the same mean
     "exits": {
         "task": pl.String(),
         "q": pl.Float64(),
         "mean_exit": pl.Float64(),
+        "accuracy": pl.Float64(),
+        "low": pl.Float64(),
+        "high": pl.Float64(),
+        "mixture_accuracy": pl.Float64(),
+        "gain": pl.Float64(),  # accuracy - mixture_accuracy, on the same items
+        "gain_low": pl.Float64(),
+        "gain_high": pl.Float64(),
+    },
+    # every item leaves after the same loop
+    "fixed_exits": {
+        "task": pl.String(),
+        "loop": pl.Int32(),
         "accuracy": pl.Float64(),
         "low": pl.Float64(),
         "high": pl.Float64(),
@@ -188,7 +213,9 @@ NULLABLE: dict[str, frozenset[str]] = {
     ),
     "accuracy": frozenset({"low", "high", "p_correct_low", "p_correct_high", "p_plausible_low", "p_plausible_high"}),
     "slopes": frozenset({"slope", "low", "high"}),
-    "exits": frozenset({"low", "high"}),
+    "differences": frozenset({"difference", "low", "high"}),
+    "exits": frozenset({"low", "high", "gain_low", "gain_high"}),
+    "fixed_exits": frozenset({"low", "high"}),
     "exits_by_hops": frozenset({"low", "high"}),
 }
 
