@@ -1,0 +1,45 @@
+"""depthprobe: how language models use their depth.
+
+    import depthprobe
+
+    model = depthprobe.load("family-demo")                      # depthprobe.depth.DepthModel
+    stories = depthprobe.tasks.generate_items("kinship", 10)    # items of known hop count
+
+Nothing heavy is imported until it is asked for (PEP 562), so that the command line answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from depthprobe import analysis, depth, halting, lens, models, report, runs, tables, tasks, training
+    from depthprobe.depth import load
+    from depthprobe.errors import UserError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "load", "UserError", "tasks", "halting", "models", "depth", "lens", "training", "tables", "analysis",
+    "report", "runs", "__version__",
+]  # fmt: skip
+
+#: name -> (module, attribute); a room is its own module and needs no entry
+_ATTRIBUTES = {"load": ("depthprobe.depth", "load"), "UserError": ("depthprobe.errors", "UserError")}
+_ROOMS = frozenset(__all__) - _ATTRIBUTES.keys() - {"__version__"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ATTRIBUTES:
+        module, attribute = _ATTRIBUTES[name]
+        value = getattr(importlib.import_module(module), attribute)
+        globals()[name] = value  # the next access does not come here
+        return value
+    if name in _ROOMS:
+        return importlib.import_module(f"depthprobe.{name}")
+    raise AttributeError(f"module 'depthprobe' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

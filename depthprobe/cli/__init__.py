@@ -1,0 +1,1 @@
+"""The command line: `main.py` routes, every other module is one command."""
