@@ -11,8 +11,8 @@ class UserError(Exception):
         where: the file, row, field or option it was found in.
         remedy: what to do about it, best a command.
 
-    `str(error)` is one line, "what (where): remedy", whatever line breaks the parts hold, so that a message taken
-    over from another library cannot spread over the terminal.
+    `str(error)` is one line, "what (where): remedy", whatever line breaks the parts hold, so that a message
+    taken over from another library cannot spread over the terminal.
     """
 
     def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
@@ -26,7 +26,7 @@ class UserError(Exception):
         return text if self.remedy is None else f"{text}: {self.remedy}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # keyword-only arguments do not survive the default reduction; worker processes hand errors back this way
+        # the default reduction, by which worker processes hand errors back, loses keyword-only arguments
         return _rebuild, (type(self), self.what, self.where, self.remedy)
 
 

@@ -5,18 +5,18 @@
 
 Contract for a command module `depthprobe/cli/<name>.py`
 --------------------------------------------------------
-* It has a row in `COMMANDS` below: its name, and the one line that `depthprobe --help` shows. Listing imports no
-  command module; the module is imported when its command runs (or when its own `--help` is asked for).
+* It has a row in `COMMANDS` below: its name, and the one line that `depthprobe --help` shows. Listing imports
+  no command module; the module is imported when its command runs (or when its own `--help` is asked for).
 * It defines **one** of
 
-      command   a function with typer annotations; its docstring is the help text:  depthprobe <name> ...
-      app       a `typer.Typer()` with commands of its own:                         depthprobe <name> <sub> ...
+      command   a function with typer annotations; its docstring is the help text: depthprobe <name> ...
+      app       a `typer.Typer()` with commands of its own:                       depthprobe <name> <sub> ...
 
-  A function is best: `def command(model: Annotated[str, typer.Argument(help=...)] = "family-demo", ...) -> None`.
-* At its top it imports typer, the standard library and `depthprobe.errors` only; rich, torch, transformers, polars,
-  plotly and numpy, and the rooms that need them, are imported inside the functions.
-* Errors of the user are raised as `UserError`; nothing is caught and printed in the command. Another exit code:
-  `raise typer.Exit(code)`. Results go to stdout, progress and remarks to stderr.
+  e.g. `def command(model: Annotated[str, typer.Argument(help="...")] = "family-demo") -> None`.
+* At its top it imports typer, the standard library and `depthprobe.errors` only; rich, torch, transformers,
+  polars, plotly and numpy, and the rooms that need them, are imported inside the functions.
+* Errors of the user are raised as `UserError`; nothing is caught and printed in the command. Another exit
+  code: `raise typer.Exit(code)`. Results go to stdout, progress and remarks to stderr.
 
 Tests call `main([...])`, which returns the exit code and never raises for a user's error.
 """
@@ -37,11 +37,11 @@ from depthprobe.errors import UserError
 
 #: name -> the line in `depthprobe --help`; the module is depthprobe.cli.<name>
 COMMANDS: dict[str, str] = {
-    "analyze": "Measure how a model uses its depth on questions of known hop count; writes a run folder and a report.",
+    "analyze": "Measure how a model uses its depth as questions get harder, and write a report.",
     "report": "Draw report.html again from a run folder's tables.",
     "tasks": "Generate, check and show kinship and follow questions.",
-    "train": "Train a model that comes with the package, from scratch, by its recipe.",
-    "doctor": "Say what is installed, what is missing, and the command that brings it.",
+    "train": "Train an embedded model from scratch by its recipe.",
+    "doctor": "Say what is installed, what is missing, and what brings it.",
 }
 
 EXIT_USER_ERROR = 2
@@ -103,7 +103,7 @@ def _root(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 1 (a check failed), 2 (the user's error), 130 (Ctrl-C).
+    """Run the command line and return its exit code: 0, 1 (a check failed), 2 (user error), 130 (Ctrl-C).
 
     Exceptions that are neither the user's nor the machine's are bugs and keep their traceback.
     """
@@ -135,16 +135,16 @@ def _as_line(error: Exception) -> str | None:
         path = getattr(context, "command_path", "depthprobe")
         return str(UserError(error.format_message().rstrip("."), remedy=f"see `{path} --help`"))  # type: ignore[attr-defined]
     if isinstance(error, ModuleNotFoundError) and not (error.name or "depthprobe").startswith("depthprobe"):
-        return str(
-            UserError(f"the package {error.name} is not installed", remedy="`pip install 'depthprobe[all]'` brings it")
-        )
+        what = f"the package {error.name} is not installed"
+        return str(UserError(what, remedy="`pip install 'depthprobe[all]'` brings it"))
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return str(UserError("out of memory", remedy="take a smaller --batch-size"))
     if _is_full_disk(error):
         where = getattr(error, "filename", None)
         return str(UserError("the disk is full", where=where, remedy="make room, then run the command again"))
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return str(UserError(error.strerror or "not permitted", where=error.filename, remedy="choose another place"))
+        what = error.strerror or "not permitted"
+        return str(UserError(what, where=error.filename, remedy="choose another place"))
     return None
 
 
