@@ -41,8 +41,8 @@ class Fact:
 
     Roles are seen from the item's own question:
         chain     needed for the answer; `hop` counts from 1
-        branch    hangs on a person of the chain
-        decoy     put there because it repeats a relation word of the chain
+        decoy     repeats a relation word of the question's chain
+        branch    any other fact about a person of the chain
         offchain  touches nobody on the chain (or lies beyond the question's last hop)
         gender    states a gender
     """

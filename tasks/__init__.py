@@ -1,0 +1,1 @@
+"""Family tasks: stories, questions, answers, and everything that is known about them."""

@@ -1,0 +1,204 @@
+"""What a story will tell, before it has names and words: a chain through a family, and the facts around it.
+
+A plan is drawn from a world (a family graph with its relations looked up), so that everything a story says is true
+in one family at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .kinship import RELATIONS, algebra
+from .splits import HASHED_RELATIONS, Split, split_of
+from .worlds import World
+
+Triple = tuple[int, int, int]  # (subject, relation, object): people of the world, an index into RELATIONS
+
+DISTRACTORS: tuple[str, ...] = ("none", "offchain", "branch", "decoy")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A chain and the facts of its story.
+
+    Attributes:
+        world: the family.
+        people: x_0 ... x_K.
+        relations: r_1 ... r_K; people[j + 1] is the relations[j] of people[j].
+        facts: all of the story's facts; the first K are the chain's, in order.
+    """
+
+    world: World
+    people: tuple[int, ...]
+    relations: tuple[int, ...]
+    facts: tuple[Triple, ...]
+
+
+def plan_kinship(
+    rng: random.Random, world: World, length: int, n_facts: int, distractors: str, split: Split | None
+) -> Plan | None:
+    """One attempt at a kinship story; None if this walk ended early.
+
+    The chain is a simple path whose left fold is defined at every prefix. No two people of a family tree stand in
+    two relations, so the fold is also what the family says.
+    """
+    strict = algebra().strict
+    here = rng.randrange(len(world))
+    path, relations = [here], []
+    folded = -1
+    for _ in range(length):
+        ways = [
+            r
+            for r, people in world.reach[here].items()
+            if (folded < 0 or strict[folded][r] >= 0) and any(p not in path for p in people)
+        ]
+        if not ways:
+            return None
+        relation = rng.choice(ways)
+        here = rng.choice([p for p in world.reach[here][relation] if p not in path])
+        folded = relation if folded < 0 else strict[folded][relation]
+        path.append(here)
+        relations.append(relation)
+        if len(relations) == HASHED_RELATIONS and not _fits(relations, split):
+            return None
+    facts = _chain_facts(path, relations)
+    if not _add_distractors(rng, world, path, relations, facts, n_facts, distractors, lambda person: True):
+        return None
+    return Plan(world, tuple(path), tuple(relations), tuple(facts))
+
+
+def plan_follow(
+    rng: random.Random, world: World, length: int, n_facts: int, distractors: str, split: Split | None
+) -> Plan | None:
+    """One attempt at a follow story; None if it did not work out.
+
+    Every hop of the chain is unique among all people of the story, stated or not. With "decoy" distractors a second
+    path of other people goes through the same relation words in the same order, so that no run of words of the
+    question, up to all of them, tells the answer without the person it starts from.
+    """
+    here = rng.randrange(len(world))
+    path, relations = [here], []
+    barred: set[int] = set()  # would make an earlier hop ambiguous
+    for _ in range(length):
+        ways = [(r, people) for r, people in world.reach[here].items()]
+        relation, people = rng.choice(ways) if ways else (-1, [])
+        free = [p for p in people if p not in path and p not in barred]
+        if not free:
+            return None
+        there = rng.choice(free)
+        if any(p != there and p in people for p in path):
+            return None
+        barred.update(p for p in people if p != there)
+        path.append(there)
+        relations.append(relation)
+        here = there
+        if len(relations) == HASHED_RELATIONS and not _fits(relations, split):
+            return None
+    facts = _chain_facts(path, relations)
+
+    def allowed(person: int) -> bool:
+        return person not in barred
+
+    if distractors == "decoy":
+        second = _second_path(rng, world, path, relations, barred)
+        if second is None:
+            return None
+        for fact in _chain_facts(second, relations):
+            if fact not in facts:
+                facts.append(fact)
+        if len(facts) > n_facts:
+            return None
+    if not _add_distractors(rng, world, path, relations, facts, n_facts, distractors, allowed):
+        return None
+    return Plan(world, tuple(path), tuple(relations), tuple(facts))
+
+
+def _fits(relations: list[int], split: Split | None) -> bool:
+    return split is None or split_of([RELATIONS[r] for r in relations]) == split
+
+
+def _chain_facts(path: list[int], relations: list[int]) -> list[Triple]:
+    return [(path[j + 1], relations[j], path[j]) for j in range(len(relations))]
+
+
+def _second_path(
+    rng: random.Random, world: World, path: list[int], relations: list[int], barred: set[int]
+) -> list[int] | None:
+    """z_0 ... z_K with the chain's relations, z_j different from x_j throughout, or None.
+
+    A depth-first search with few starts: where a family has a second path at all it mostly has many.
+    """
+    starts = [z for z in {o for o, _ in world.pairs[relations[0]]} if z != path[0] and z not in barred]
+    starts.sort()
+    rng.shuffle(starts)
+    for start in starts[:12]:
+        trail = [start]
+        if _extend(rng, world, path, relations, barred, trail):
+            return trail
+    return None
+
+
+def _extend(
+    rng: random.Random,
+    world: World,
+    path: list[int],
+    relations: list[int],
+    barred: set[int],
+    trail: list[int],
+) -> bool:
+    at = len(trail)
+    if at == len(path):
+        return True
+    ahead = world.reach[trail[-1]].get(relations[at - 1], [])
+    options = [p for p in ahead if p != path[at] and p not in barred and p not in trail]
+    for person in rng.sample(options, min(len(options), 2)):
+        trail.append(person)
+        if _extend(rng, world, path, relations, barred, trail):
+            return True
+        trail.pop()
+    return False
+
+
+def _add_distractors(
+    rng: random.Random,
+    world: World,
+    path: list[int],
+    relations: list[int],
+    facts: list[Triple],
+    n_facts: int,
+    kind: str,
+    allowed: Callable[[int], bool],
+) -> bool:
+    """Fill `facts` up to `n_facts` with true facts of the given kind; False if the family has too few.
+
+    offchain: neither person is on the chain; branch: about a person of the chain, told of somebody else;
+    decoy: a relation word of the chain between two people who are not a hop of it.
+    """
+    on_chain = set(path)
+    # a pair is told once: a hop told again from the other end would give the chain away twice
+    told = {frozenset((s, o)) for s, _, o in facts}
+    for _ in range(8 * max(0, n_facts - len(facts))):
+        if len(facts) >= n_facts:
+            break
+        if kind == "branch":
+            obj = rng.choice(path)
+            relation, people = rng.choice(list(world.reach[obj].items()))
+            subject = rng.choice(people)
+        elif kind == "decoy":
+            relation = rng.choice(relations)
+            obj, subject = rng.choice(world.pairs[relation])
+        else:
+            obj = rng.randrange(len(world))
+            if not world.reach[obj]:
+                continue
+            relation, people = rng.choice(list(world.reach[obj].items()))
+            subject = rng.choice(people)
+        if subject in on_chain or (kind == "offchain" and obj in on_chain):
+            continue
+        if frozenset((subject, obj)) in told or not allowed(subject) or not (obj in on_chain or allowed(obj)):
+            continue
+        told.add(frozenset((subject, obj)))
+        facts.append((subject, relation, obj))
+    return len(facts) == n_facts
