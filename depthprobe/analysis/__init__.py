@@ -1,0 +1,34 @@
+"""Tables in, tables out: what a lens table says about a model's use of depth, with its uncertainty.
+
+    import polars as pl
+    from depthprobe import analysis
+    found = analysis.analyse(pl.read_parquet("run/tables/lens.parquet"), exit_q=0.5)
+    found["slopes"]                        # change per hop, paired by story, 95 % intervals over stories
+    analysis.summarise(found, name="family-demo")["headline"]
+
+Nothing here runs a model. Every interval treats the story as the unit that was drawn.
+"""
+
+from __future__ import annotations
+
+from depthprobe.analysis.accuracy import accuracy_table
+from depthprobe.analysis.exits import exits_by_hops_table, exits_table, fixed_exits_table
+from depthprobe.analysis.grid import DepthGrid
+from depthprobe.analysis.settling import settling_table
+from depthprobe.analysis.slopes import differences_table, slopes_table
+from depthprobe.analysis.summary import summarise
+from depthprobe.analysis.whole import TABLES, analyse
+
+__all__ = [
+    "TABLES",
+    "DepthGrid",
+    "accuracy_table",
+    "analyse",
+    "differences_table",
+    "exits_by_hops_table",
+    "exits_table",
+    "fixed_exits_table",
+    "settling_table",
+    "slopes_table",
+    "summarise",
+]

@@ -1,0 +1,112 @@
+"""A lens table as matrices: rows are items, columns are depths.
+
+Settling, accuracy and exits all ask along the depth axis, so the long table is turned once into
+one [items, depths] array per column, in an order that does not depend on the order of the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from depthprobe.errors import UserError
+
+__all__ = ["DepthGrid"]
+
+_KEYS = ("item", "story", "task", "hops")
+_AXIS = ("depth", "loop", "layer", "is_loop_end")
+_READ = (
+    "candidate_correct",
+    "candidate_plausible",
+    "equals_final",
+    "target_prob",
+    "p_plausible",
+    "gate_cdf",
+)
+
+
+@dataclass(frozen=True)
+class DepthGrid:
+    """One task's lens rows.
+
+    Attributes:
+        items: I rows (item, story, task, hops), sorted by story, hops and item.
+        axis: D rows (depth, loop, layer, is_loop_end), sorted by depth; depth is the index on the model's
+            axis.
+        columns: name → [I, D] array; flags bool, probabilities float64, `gate_cdf` float32 with NaN where
+            there is none.
+    """
+
+    items: pl.DataFrame
+    axis: pl.DataFrame
+    columns: dict[str, np.ndarray]
+
+    @classmethod
+    def by_task(cls, lens: pl.DataFrame, *, kind: str = "plain") -> dict[str, DepthGrid]:
+        """Task → grid, tasks in alphabetical order.
+
+        Raises:
+            UserError: no rows, an item read twice at one depth, or an item that lacks a depth.
+        """
+        rows = lens.filter(pl.col("lens") == kind) if "lens" in lens.columns else lens
+        if rows.is_empty():
+            raise UserError("the lens table has no rows", remedy="run `depthprobe analyze` again")
+        names = sorted(rows["task"].unique().to_list())
+        return {name: cls._of(rows.filter(pl.col("task") == name)) for name in names}
+
+    @classmethod
+    def _of(cls, rows: pl.DataFrame) -> DepthGrid:
+        rows = rows.sort("story", "hops", "item", "depth")
+        axis = rows.select(_AXIS).unique().sort("depth")
+        items = rows.select(_KEYS).unique().sort("story", "hops", "item")
+        n_items, n_depths = items.height, axis.height
+        depths = rows["depth"].to_numpy()
+        whole = rows.height == n_items * n_depths
+        if not whole or not (depths.reshape(n_items, n_depths) == axis["depth"].to_numpy()).all():
+            raise UserError(
+                f"the lens table holds {rows.height} rows for {n_items} items at {n_depths} depths",
+                where=f"task {items['task'][0]}",
+                remedy="every item is read once at every depth: run `depthprobe analyze` again",
+            )
+        columns: dict[str, np.ndarray] = {}
+        for name in _READ:
+            series = rows[name]
+            if series.dtype == pl.Boolean:
+                values = series.to_numpy().astype(bool)
+            else:
+                values = series.fill_null(float("nan")).to_numpy()
+                values = values.astype(np.float32 if name == "gate_cdf" else np.float64)
+            columns[name] = values.reshape(n_items, n_depths)
+        return cls(items, axis, columns)
+
+    @property
+    def hops(self) -> np.ndarray:
+        """[I] int64."""
+        return self.items["hops"].to_numpy().astype(np.int64)
+
+    @property
+    def clusters(self) -> np.ndarray:
+        """[I] int64: the story of each item as 0 … S−1, in the order of the story's name."""
+        return np.unique(self.items["story"].to_numpy(), return_inverse=True)[1]
+
+    @property
+    def loop_ends(self) -> np.ndarray:
+        """[R] int64: columns at which loop 1 … R ends; empty for a model without loops.
+
+        A prelude or a coda ends no loop. A model whose only loop is its whole stack has no loop to choose.
+        """
+        ends = np.flatnonzero(self.axis["is_loop_end"].to_numpy())
+        return ends if len(ends) > 1 else ends[:0]
+
+    @property
+    def gate_cdf(self) -> np.ndarray | None:
+        """[I, R] float32: the chance of having left by each loop, 1 at the last; None without a gate."""
+        ends = self.loop_ends
+        cdf = self.columns["gate_cdf"][:, ends]
+        if len(ends) == 0 or np.isnan(cdf).any():
+            return None
+        cdf = cdf.copy()
+        cdf[:, -1] = 1.0  # the last loop takes the rest (2107.05407), also where rounding leaves less
+        return cdf

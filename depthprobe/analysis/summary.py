@@ -1,0 +1,180 @@
+"""The few numbers that a run is about, and one headline for each task in words, with its uncertainty.
+
+The words follow the intervals: a slope whose interval includes 0 is told as no measured change, and an
+accuracy that does not beat the strongest shortcut is said not to, because settling depth then says little
+about composition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from depthprobe import tables
+
+__all__ = ["summarise"]
+
+
+def summarise(found: Mapping[str, pl.DataFrame], *, name: str, exit_q: float | None = None) -> dict[str, Any]:
+    """Analysis tables → a plain, JSON-ready dict.
+
+    Args:
+        found: what `analyse` returned; with a `shortcuts` table the accuracies are compared with it.
+        name: of the model, for the sentences.
+        exit_q: threshold under which `exits_by_hops` was made.
+
+    Returns:
+        model, headline (all tasks' sentences) and tasks: one dict per task with headline, unit ("loops" or
+        "layers"), n_stories, n_items, hops (one dict per k: accuracy at full depth, strongest shortcut, mean
+        settling depth and gate exit), slopes, differences and exit (at the model's own q).
+    """
+    shortcuts = found.get("shortcuts", tables.empty("shortcuts"))
+    names = found["settling"]["task"].unique().sort().to_list()
+    names.sort(key=lambda task: task != "kinship")
+    tasks = [_of_task(found, shortcuts, task, name, exit_q) for task in names]
+    return {"model": name, "headline": " ".join(task["headline"] for task in tasks), "tasks": tasks}
+
+
+def _of_task(
+    found: Mapping[str, pl.DataFrame], shortcuts: pl.DataFrame, task: str, name: str, exit_q: float | None
+) -> dict[str, Any]:
+    own = {
+        key: table.filter(pl.col("task") == task) for key, table in found.items() if "task" in table.columns
+    }
+    settling = own["settling"]
+    # A coda may change the answer after the last loop; then loops do not tell where it settles and the axis
+    # does.
+    looped = settling["settling_loop"].null_count() == 0
+    column = "settling_loop" if looped else "settling_depth"
+    unit = "loops" if looped else "layers"
+    summary: dict[str, Any] = {
+        "task": task,
+        "unit": unit,
+        "settling_column": column,
+        "n_stories": settling["story"].n_unique(),
+        "n_items": settling.height,
+        "hops": _by_hops(own, shortcuts.filter(pl.col("task") == task), column),
+        "slopes": own["slopes"].drop("task").to_dicts(),
+        "differences": own["differences"].drop("task").to_dicts(),
+        "exit": _exit(own["exits"], exit_q),
+    }
+    summary["headline"] = " ".join(_sentences(summary, name))
+    return summary
+
+
+def _by_hops(own: Mapping[str, pl.DataFrame], shortcuts: pl.DataFrame, column: str) -> list[dict[str, Any]]:
+    rows = []
+    last = own["accuracy"]["depth"].max()
+    for cell in own["accuracy"].filter(pl.col("depth") == last).sort("hops").to_dicts():
+        row = {key: cell[key] for key in ("hops", "accuracy", "low", "high", "p_correct", "p_plausible", "n")}
+        best = shortcuts.filter(pl.col("hops") == cell["hops"]).sort(
+            ["accuracy", "shortcut"], descending=[True, False]
+        )
+        row["shortcut"] = best["shortcut"][0] if best.height else None
+        row["shortcut_accuracy"] = best["accuracy"][0] if best.height else None
+        row["shortcut_high"] = best["high"][0] if best.height else None
+        row["settling"] = (
+            own["settling"].filter(pl.col("hops") == cell["hops"])[column].cast(pl.Float64).mean()
+        )
+        gate = own["exits_by_hops"].filter(pl.col("hops") == cell["hops"])
+        row["mean_exit"] = gate["mean_exit"][0] if gate.height else None
+        row["expected_depth"] = gate["expected_depth"][0] if gate.height else None
+        rows.append(row)
+    return rows
+
+
+def _exit(exits: pl.DataFrame, exit_q: float | None) -> dict[str, Any] | None:
+    at = exits.filter(pl.col("q") == exit_q) if exit_q is not None else exits.clear()
+    return at.drop("task").to_dicts()[0] if at.height else None
+
+
+def _sentences(summary: dict[str, Any], name: str) -> list[str]:
+    task, unit = summary["task"], summary["unit"]
+    slopes = {(row["quantity"], row["group"]): row for row in summary["slopes"]}
+    settling = slopes[summary["settling_column"], "all"]
+    hops = [row["hops"] for row in summary["hops"]]
+    said = [_settling(name, task, unit, settling, hops)]
+    gate = slopes.get(("gate_exit", "all"))
+    if gate is not None and gate["slope"] is not None:
+        said.append(_gate(gate))
+    for row in summary["differences"]:
+        if row["quantity"].startswith("accuracy: loop 1") and row["difference"] is not None:
+            said.append(_first_loop(row))
+    said.append(_shortcut(summary["hops"]))
+    return [sentence for sentence in said if sentence]
+
+
+def _settling(name: str, task: str, unit: str, row: dict[str, Any], hops: list[int]) -> str:
+    if row["slope"] is None:
+        return (
+            f"On {task}, no story is asked at two hop counts, so {name} has no paired slope of depth by hops."
+        )
+    if row["low"] is None:
+        change = f"{row['slope']:+.2f} {unit} per hop"
+        return f"On {task}, a single story gives {name}'s change of settling depth no interval ({change})."
+    change = f"{row['slope']:+.2f} {unit} per hop, 95 % interval {row['low']:+.2f} to {row['high']:+.2f}"
+    asked = f"{row['n_clusters']} stories, each asked at {_range(hops)} hops"
+    if row["low"] > 0:
+        found = f"{name} settles on its answer later the more hops are asked ({change}; {asked})"
+    elif row["high"] < 0:
+        found = (
+            f"{name} settles on its answer earlier, not later, the more hops are asked ({change}; {asked})"
+        )
+    else:
+        change += ", which includes 0"
+        found = f"no change of {name}'s settling depth with hops was measured ({change}; {asked})"
+    return f"On {task}, {found}."
+
+
+def _gate(row: dict[str, Any]) -> str:
+    if row["low"] is None:
+        return ""
+    change = f"{row['slope']:+.2f} loops per hop, {row['low']:+.2f} to {row['high']:+.2f}"
+    if row["low"] > 0:
+        return f"Its gate leaves later with more hops ({change})."
+    if row["high"] < 0:
+        return f"Its gate leaves earlier with more hops ({change})."
+    return f"Its gate shows no change of exit depth with hops ({change}, which includes 0)."
+
+
+def _first_loop(row: dict[str, Any]) -> str:
+    if row["low"] is None:
+        return ""
+    points = f"{100 * row['difference']:+.0f} points, {100 * row['low']:+.0f} to {100 * row['high']:+.0f}"
+    at = f"at {_range([row['min_hops'], row['max_hops']])} hops"
+    if row["high"] < 0:
+        return f"One loop alone is less accurate than all of them {at} ({points})."
+    if row["low"] > 0:
+        return f"One loop alone is more accurate than all of them {at} ({points})."
+    return f"No accuracy difference between one loop and all was measured {at} ({points}, which includes 0)."
+
+
+def _shortcut(rows: list[dict[str, Any]]) -> str:
+    known = [row for row in rows if row["shortcut_accuracy"] is not None and row["low"] is not None]
+    asked = [row for row in known if row["hops"] >= 2]
+    if not asked:
+        return ""
+    above = [row["hops"] for row in asked if row["low"] > row["shortcut_accuracy"]]
+    if len(above) == len(asked):
+        return f"Its accuracy is above the strongest shortcut at every k from {_range(above)} hops."
+    if above:
+        rest = [row["hops"] for row in asked if row["hops"] not in above]
+        return (
+            "Its accuracy is above the strongest shortcut by more than its interval only at "
+            f"k = {_listed(above)}; at k = {_listed(rest)} depth may serve a shortcut."
+        )
+    return (
+        "Its accuracy is nowhere above the strongest shortcut by more than its interval, so these depths are "
+        "no evidence of step-by-step composition."
+    )
+
+
+def _range(hops: list[int]) -> str:
+    low, high = min(hops), max(hops)
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def _listed(hops: list[int]) -> str:
+    return ", ".join(str(k) for k in hops)

@@ -1,0 +1,43 @@
+"""All analysis tables of one lens table, by name."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from depthprobe import tables
+from depthprobe.analysis.accuracy import accuracy_table
+from depthprobe.analysis.exits import exits_by_hops_table, exits_table, fixed_exits_table
+from depthprobe.analysis.grid import DepthGrid
+from depthprobe.analysis.settling import settling_table
+from depthprobe.analysis.slopes import differences_table, slopes_table
+
+#: The tables that `analyse` makes, in the order in which a reader needs them.
+TABLES = ("settling", "accuracy", "slopes", "differences", "exits", "fixed_exits", "exits_by_hops")
+
+
+def analyse(
+    lens: pl.DataFrame, *, exit_q: float | None = None, seed: int = 0, resamples: int = 2000
+) -> dict[str, pl.DataFrame]:
+    """A lens table → every analysis table, each checked against its schema.
+
+    The result depends on the rows alone, not on their order, so that a resumed run ends with the same tables.
+
+    Args:
+        lens: rows of the `lens` table; one model, any number of tasks.
+        exit_q: the gate's threshold q in the model's own config; None for a model without a gate.
+        seed: of the bootstrap. The same seed gives the same intervals.
+        resamples: bootstrap draws for each interval.
+    """
+    grids = DepthGrid.by_task(lens)
+    settling = settling_table(grids, exit_q=exit_q)
+    boot = {"seed": seed, "resamples": resamples}
+    made = {
+        "settling": settling,
+        "accuracy": accuracy_table(grids, **boot),
+        "slopes": slopes_table(settling, **boot),
+        "differences": differences_table(grids, settling, exit_q=exit_q, **boot),
+        "exits": exits_table(grids, exit_q=exit_q, **boot),
+        "fixed_exits": fixed_exits_table(grids),
+        "exits_by_hops": exits_by_hops_table(settling, **boot),
+    }
+    return {name: tables.check(name, made[name]) for name in TABLES}
