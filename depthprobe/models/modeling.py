@@ -1,0 +1,287 @@
+"""`LoopedForCausalLM`: a decoder whose core layers run several times, as a transformers model.
+
+    config = LoopedConfig(vocab_size=512, n_core=2, n_loops=8)
+    model = LoopedForCausalLM(config)
+    out = model(tokens, output_loop_states=True)      # out.logits, out.loop_states[r - 1], out.gate_logits
+    out = model(tokens, exits=QExit(0.9))             # each token leaves when its gate says so
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from depthprobe.errors import UserError
+from depthprobe.halting import ExitRule
+from depthprobe.models.attend import Attend, DenseAttend
+from depthprobe.models.cache import LoopedCache
+from depthprobe.models.configuration import LoopedConfig
+from depthprobe.models.core import RMSNorm, Rotary, Stack, core_step
+from depthprobe.models.masks import build_mask, check_block_mask, packed_previous
+
+#: transformers renamed the field in 5.2x; the one that `generate` of the installed version looks for
+CACHE_FIELD = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+
+
+@dataclass
+class LoopedOutput(CausalLMOutputWithPast):
+    """Output of `LoopedForCausalLM`; what was not asked for is None. B rows, S tokens, U loops, width d.
+
+    Fields:
+        loss: float32 scalar, mean next-token cross-entropy over labels that are not −100.
+        logits: `[B, S, V]` (fewer tokens with `logits_to_keep`).
+        cache (`past_key_values` in older transformers): the `LoopedCache`.
+        loop_states: U tensors `[B, S, d]`, the state after each loop: before the final norm, or, with
+            `norm_per_loop`, after it. `readout` norms where needed.
+        gate_logits: `[B, S, U]`, λ_d = σ(logit).
+        exit_depths: int64 `[B, S]`, 1…U, 0 at padding; with `exits` only.
+        executed_core_rows: int64 scalar, passes of a token through the core: Σ exit depths over real tokens, or U for
+            each of them without exits.
+    """
+
+    loop_states: tuple[Tensor, ...] | None = None
+    gate_logits: Tensor | None = None
+    exit_depths: Tensor | None = None
+    executed_core_rows: Tensor | None = None
+
+
+class Adapter(nn.Linear):
+    """Linear(2d → d) on [state; prelude output]; starts as the identity on the state plus noise."""
+
+
+class LoopedPreTrainedModel(PreTrainedModel):
+    """Initialisation and loading shared by looped models."""
+
+    config_class = LoopedConfig
+    base_model_prefix = ""
+    _no_split_modules = ["Block"]
+    _supports_sdpa = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            init.normal_(module.weight, mean=0.0, std=std)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, RMSNorm):
+            init.ones_(module.weight)
+        if isinstance(module, Adapter) and not getattr(module.weight, "_is_hf_initialized", False):
+            module.weight[:, : module.out_features].diagonal().add_(1.0)
+
+
+class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
+    """Embedding → prelude → core × U → coda → norm → head, with an optional exit gate on every loop state.
+
+    Modules: embed_tokens, mix, prelude.{i}, adapter, core.{i}, coda.{i}, norm, gate, lm_head.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
+    if TYPE_CHECKING:  # at run time transformers would take the annotation, a string here, for the config class
+        config: LoopedConfig
+
+    def __init__(self, config: LoopedConfig) -> None:
+        super().__init__(config)
+        d = config.hidden_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, d)
+        self.mix = nn.Linear(config.n_previous_tokens * d, d, bias=False) if config.n_previous_tokens else None
+        self.prelude = Stack(config, config.n_prelude)
+        self.adapter = Adapter(2 * d, d, bias=False) if config.input_injection == "concat" else None
+        self.core = Stack(config, config.n_core)
+        self.coda = Stack(config, config.n_coda)
+        self.norm = RMSNorm(d, config.rms_norm_eps)
+        self.gate = nn.Linear(d, 1) if config.exit_gate else None
+        self.lm_head = nn.Linear(d, config.vocab_size, bias=False)
+        self.post_init()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # `generate` then leaves it to `forward` to make a LoopedCache
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        assert isinstance(value, nn.Embedding)
+        self.embed_tokens = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    # -- the parts of a loop, for whoever runs them one by one
+
+    def core_step(self, x: Tensor, positions: Rotary, attend: Attend) -> Tensor:
+        """One pass of the core layers, `[B, S, d]` → `[B, S, d]`; see `core.core_step`."""
+        return core_step(self.core, x, positions, attend)
+
+    def loop_input(self, state: Tensor | None, entry: Tensor) -> Tensor:
+        """What the core gets: from the state of the loop before (None at the first) and the prelude output, `[B, S, d]`."""
+        if self.adapter is not None:
+            return self.adapter(torch.cat([entry if state is None else state, entry], dim=-1))
+        if state is None:
+            return entry
+        return state + entry if self.config.input_injection == "add" else state
+
+    def loop_output(self, x: Tensor) -> Tensor:
+        """The loop state made of the core's output, `[B, S, d]`: normed where the model norms every loop."""
+        return self.norm(x) if self.config.norm_per_loop else x
+
+    def normed(self, loop_state: Tensor) -> Tensor:
+        """A loop state after the final norm, applied exactly once whether or not loops are normed. `[..., d]`."""
+        return loop_state if self.config.norm_per_loop else self.norm(loop_state)
+
+    def gate_logit(self, loop_state: Tensor) -> Tensor:
+        """Logit of λ at a loop state `[..., d]` → `[...]`; the gate looks at the normed state.
+
+        Raises:
+            UserError: the model has no gate.
+        """
+        if self.gate is None:
+            raise UserError("the model has no exit gate", where="config field exit_gate",
+                            remedy="use a rule that needs none, such as FixedDepth")  # fmt: skip
+        return self.gate(self.normed(loop_state)).squeeze(-1)
+
+    def readout(self, loop_state: Tensor) -> Tensor:
+        """Logits `[..., V]` of a loop state `[..., d]` by norm and head alone (without the coda, if there is one)."""
+        return self.lm_head(self.normed(loop_state))
+
+    # -- forward
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        labels: Tensor | None = None,
+        exits: Tensor | ExitRule | None = None,
+        n_loops: int | None = None,
+        output_loop_states: bool = False,
+        output_gate_logits: bool = False,
+        block_mask: Tensor | None = None,
+        previous_ids: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        skip_logits: bool = False,
+        return_dict: bool | None = None,
+    ) -> LoopedOutput:
+        """Run the model. B rows of S new tokens; with a cache of P tokens, T = P + S, else T = S.
+
+        Args:
+            input_ids: int64 `[B, S]`.
+            attention_mask: `[B, T]` (or `[B, S]`, the new tokens alone), 0 at padding, on either side.
+            position_ids: int64 `[B or 1, S]`; by default counted over real tokens.
+            labels: int64 `[B, S]`, −100 where not counted; shifted here, so labels = input_ids is right.
+            n_loops: run another number of loops than the configured one.
+            output_loop_states, output_gate_logits: what to return of every loop (the former brings the latter if the
+                model has a gate).
+            block_mask: bool `[B or 1, 1, S, T]`, who may see whom, for several questions packed behind one story;
+                causality and padding are added. Give `position_ids` as each question would have them alone: then the
+                previous tokens that are mixed in are also those that it would have alone.
+            previous_ids: int64 `[B, S, n_previous_tokens]`, the token before each, then the one before that, −1 for
+                none; computed if not given.
+            logits_to_keep: the last so many tokens (0: all), or the indices of those wanted.
+            skip_logits: leave the head out; for a caller that reads `loop_states` itself.
+
+        Raises:
+            UserError: arguments that do not fit the model or each other, naming the one.
+        """
+        n_loops = self.config.n_loops if n_loops is None else n_loops
+        if n_loops < 1:
+            raise UserError(f"n_loops is {n_loops}, below 1", where="n_loops")
+        batch, length = input_ids.shape
+        device = input_ids.device
+        if block_mask is not None:
+            check_block_mask(block_mask, batch, length, length)
+        keep = None if attention_mask is None else attention_mask.bool()
+        if position_ids is None:
+            position_ids = _positions(keep, length, device)
+        mask = build_mask(length, length, device, keep, block_mask)
+        attend = DenseAttend(mask)
+        positions = Rotary.of(position_ids, self.config)
+        if previous_ids is None and self.mix is not None:
+            real = input_ids if keep is None else input_ids.masked_fill(~keep, -1)
+            previous_ids = _previous(real, self.config.n_previous_tokens, position_ids, block_mask)
+
+        x = self.embed(input_ids, previous_ids)
+        attend.enter("prelude")
+        entry = self.prelude(x, positions, attend)
+        state: Tensor | None = None
+        states: list[Tensor] = []
+        for loop in range(1, n_loops + 1):
+            attend.enter("core", loop)
+            state = self.loop_output(self.core_step(self.loop_input(state, entry), positions, attend))
+            states.append(state)
+        assert state is not None
+        gates = None
+        if output_gate_logits or (output_loop_states and self.gate is not None):
+            gates = torch.stack([self.gate_logit(s) for s in states], dim=-1)
+        logits = None
+        if not skip_logits:
+            logits = self._head(state, positions, attend, logits_to_keep)
+        return LoopedOutput(
+            loss=None if labels is None else _loss(logits, labels),
+            logits=logits,
+            loop_states=tuple(states) if output_loop_states else None,
+            gate_logits=gates,
+            executed_core_rows=_count(keep, batch, length, device) * n_loops,
+        )
+
+    def embed(self, input_ids: Tensor, previous_ids: Tensor | None = None) -> Tensor:
+        """Embeddings `[B, S, d]` of ids `[B, S]`, with the previous tokens `[B, S, n]` (−1: none) mixed in."""
+        x = self.embed_tokens(input_ids)
+        if self.mix is None or previous_ids is None:
+            return x
+        before = self.embed_tokens(previous_ids.clamp_min(0)) * (previous_ids >= 0).unsqueeze(-1)
+        return x + self.mix(before.flatten(-2))
+
+    def _head(self, state: Tensor, positions: Rotary, attend: Attend, logits_to_keep: int | Tensor) -> Tensor:
+        if len(self.coda):
+            attend.enter("coda")
+            normed = self.norm(self.coda(state, positions, attend))
+        else:
+            normed = self.normed(state)
+        if isinstance(logits_to_keep, Tensor):
+            normed = normed[:, logits_to_keep]
+        elif logits_to_keep > 0:
+            normed = normed[:, -logits_to_keep:]
+        return self.lm_head(normed)
+
+
+def _positions(keep: Tensor | None, length: int, device: torch.device) -> Tensor:
+    if keep is None:
+        return torch.arange(length, device=device)[None]
+    return (keep.long().cumsum(-1) - 1).clamp_min(0)
+
+
+def _previous(real: Tensor, back: int, position_ids: Tensor, block_mask: Tensor | None) -> Tensor:
+    """The `back` tokens before each, `[B, S, back]`; ids `real` are −1 at padding."""
+    if block_mask is not None:
+        return torch.stack([packed_previous(real, position_ids, block_mask, b) for b in range(1, back + 1)], dim=-1)
+    length = real.shape[1]
+    return torch.stack([F.pad(real, (b, 0), value=-1)[:, :length] for b in range(1, back + 1)], dim=-1)
+
+
+def _count(keep: Tensor | None, batch: int, length: int, device: torch.device) -> Tensor:
+    return torch.tensor(batch * length, device=device) if keep is None else keep[:, -length:].sum()
+
+
+def _loss(logits: Tensor | None, labels: Tensor) -> Tensor:
+    if logits is None or logits.shape[1] != labels.shape[1]:
+        raise UserError("a loss needs the logits of all tokens", where="labels",
+                        remedy="leave logits_to_keep and skip_logits out")  # fmt: skip
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
+
+
+__all__ = ["LoopedForCausalLM", "LoopedOutput", "LoopedPreTrainedModel", "LoopedCache"]
+
+
