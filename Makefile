@@ -39,7 +39,7 @@ SMOLLM2 := $(STAMP)/smollm2
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer with venv was found: install one, or say" \
 		"where it is with \`make PYTHON=/path/to/python3.11 ...\`" >&2; exit 2; }
-	@$(PYTHON) -c '$(NEW_ENOUGH)' || { echo "error: $(PYTHON) is not a Python 3.11 or newer with venv" \
+	@$(PYTHON) -c '$(NEW_ENOUGH)' >/dev/null 2>&1 || { echo "error: $(PYTHON) is not a Python 3.11 or newer with venv" \
 		"(Debian: apt-get install python3-venv)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 

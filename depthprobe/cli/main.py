@@ -136,7 +136,7 @@ def _as_line(error: Exception) -> str | None:
         return str(UserError(error.format_message().rstrip("."), remedy=f"see `{path} --help`"))  # type: ignore[attr-defined]
     if isinstance(error, ModuleNotFoundError) and not (error.name or "depthprobe").startswith("depthprobe"):
         what = f"the package {error.name} is not installed"
-        return str(UserError(what, remedy="`pip install 'depthprobe[all]'` brings it"))
+        return str(UserError(what, remedy="`depthprobe doctor` names the command that brings it"))
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return str(UserError("out of memory", remedy="take a smaller --batch-size"))
     if _is_full_disk(error):
