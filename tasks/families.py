@@ -1,9 +1,9 @@
 """Family graphs: who is whose parent, who is married to whom, who is male.
 
-Every graph here is a *family tree* in the strict sense: couples are monogamous, both parents of a child are the
-couple, and a marriage never joins two people who are connected already (the graph of people and families has no
-cycle). So any two people are connected in at most one way and can stand in at most one relation, and a composition
-of relations can be checked exhaustively (`full_ball`).
+Every graph here is a *family tree* in the strict sense: couples are monogamous, both parents of a child are
+the couple, and a marriage never joins two people who are connected already (the graph of people and families
+has no cycle). So any two people are connected in at most one way and can stand in at most one relation, and a
+composition of relations can be checked exhaustively (`full_ball`).
 """
 
 from __future__ import annotations
@@ -122,12 +122,13 @@ def _bring_family(tree: FamilyBuilder, rng: random.Random, person: int, grand: b
 
 
 def full_ball(male: bool) -> tuple[FamilyGraph, int]:
-    """A family tree around one person (of the given gender) in which whatever can happen near them does happen.
+    """A family tree around one person (of the given gender) in which all that can happen nearby
+    does happen.
 
-    Everybody within reach of any named relation of the centre is there, and every family on the way has two sons and
-    two daughters besides the one on the path, so that "the same one" and "another one" of either gender both occur.
-    Two people, each related to the centre, are connected by a path inside the two paths to the centre; so the ball
-    holds every way in which two relations can meet at a person.
+    Everybody within reach of any named relation of the centre is there, and every family on the way has two
+    sons and two daughters besides the one on the path, so that "the same one" and "another one" of either
+    gender both occur. Two people, each related to the centre, are connected by a path inside the two paths to
+    the centre; so the ball holds every way in which two relations can meet at a person.
 
     Returns:
         The graph and the number of the centre.

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import UserError
-from .items import GENDER_WORDS, TASKS, Fact, Item, Role, Task
-from .kinship import GENDER, GENERATION, RELATIONS, algebra
+from .items import GENDER_WORDS, TASKS, Item, Task
+from .kinship import RELATIONS, algebra
+from .labels import entailed_genders, entailed_levels, label_facts, plausible_people, plausible_relations
 from .names import NAMES, check_names
 from .plans import DISTRACTORS, Plan, plan_follow, plan_kinship
 from .splits import HASHED_RELATIONS, SPLITS, Split, split_of
@@ -24,7 +25,6 @@ from .stories import (
     FACT_TEMPLATES,
     FORMS,
     FactSpans,
-    Question,
     render_follow_question,
     render_kinship_question,
     render_story,
@@ -62,11 +62,12 @@ class Generator:
     Args:
         task: "kinship" or "follow".
         hops: the rungs k of the ladder, within 1 ... 8. The chain is as long as the largest.
-        n_facts: facts of every story, gender facts apart. Default for kinship: the largest k, with distractors four
-            more. Default for follow: twice the largest k (12 for k up to 6), which a chain and its decoys need.
+        n_facts: facts of every story, gender facts apart. Default for kinship: the largest k, with
+            distractors four more. Default for follow: twice the largest k (12 for k up to 6), which a chain and
+            its decoys need.
         orders: "forward" (the chain in order, distractors anywhere between), "reverse", "shuffled".
-        distractors: "none", "offchain", "branch", "decoy"; default "none" for kinship, "decoy" for follow. Only with
-            "decoy" does follow have its guarantees (see `plans.plan_follow`).
+        distractors: "none", "offchain", "branch", "decoy"; default "none" for kinship, "decoy" for follow.
+            Only with "decoy" does follow have its guarantees (see `plans.plan_follow`).
         fact_template, form: names from `stories.FACT_TEMPLATES` and `stories.FORMS[task]`.
         names: given names for the people; drawn anew for each story.
         gender_facts: also state the gender of everybody whose gender the facts leave open.
@@ -126,11 +127,11 @@ class Generator:
         return [self._item(story, f"{story.id}/k{k}", story.plan, k) for k in self.hops]
 
     def questions(self, i: int, n: int) -> list[Item]:
-        """Up to `n` further questions about the text of story `i`, no two alike and none of them on its ladder.
+        """Up to `n` further questions about the text of story `i`, all different and none of its ladder.
 
-        They start from any person and follow facts as stated, have their length among `hops`, exactly one answer,
-        and a chain of the generator's split. Only the ladder's questions have the guarantees about decoys. Where
-        a story has fewer, fewer come back.
+        They start from any person and follow facts as stated, have their length among `hops`, exactly one
+        answer, and a chain of the generator's split. Only the ladder's questions have the guarantees about
+        decoys. Where a story has fewer, fewer come back.
         """
         story = self._story(i)
         plan = story.plan
@@ -157,7 +158,7 @@ class Generator:
         for i in range(first, first + n_stories):
             yield from self.story(i)
 
-    # -- how a story comes about ------------------------------------------------------------------------------------
+    # -- how a story comes about -----------------------------------------------------------
 
     def _facts_with(self, distractors: str) -> int:
         if self.n_facts is not None:
@@ -205,8 +206,8 @@ class Generator:
                     triples.insert(rng.randint(0, len(triples)), (name, GENDER_WORDS[genders[name]], ""))
         text, spans = render_story(triples, template)
         story = _Story(
-            plan, f"{self.task}-{self.seed}-{i}", text, tuple(triples), spans, names, order, distractors, template,
-            form, genders, entailed_levels(triples, names[plan.people[0]]),
+            plan, f"{self.task}-{self.seed}-{i}", text, tuple(triples), spans, names, order, distractors,
+            template, form, genders, entailed_levels(triples, names[plan.people[0]]),
         )  # fmt: skip
         self._last = (i, story)
         return story
@@ -257,7 +258,6 @@ class Generator:
     def _item(self, story: _Story, item_id: str, chain: Plan, k: int) -> Item:
         people = tuple(story.names[p] for p in chain.people[: k + 1])
         relations = tuple(RELATIONS[r] for r in chain.relations[:k])
-        question: Question
         if self.task == "kinship":
             answer = RELATIONS[chain.world.relation[chain.people[k]][chain.people[0]]]
             candidates = RELATIONS
@@ -299,92 +299,6 @@ class Generator:
 def generate_items(task: Task | str, n_stories: int, **settings: object) -> list[Item]:
     """The ladders of the first `n_stories` stories; settings as for `Generator`."""
     return list(Generator(task, **settings).items(n_stories))  # pyright: ignore[reportArgumentType]
-
-
-def label_facts(
-    triples: Sequence[tuple[str, str, str]],
-    spans: Sequence[FactSpans],
-    people: Sequence[str],
-    relations: Sequence[str],
-) -> tuple[Fact, ...]:
-    """Facts with the roles they have for the question whose chain is (people, relations)."""
-    hops = {(people[j + 1], relations[j], people[j]): j + 1 for j in range(len(relations))}
-    on_chain = set(people)
-    words = set(relations)
-    facts: list[Fact] = []
-    for triple, where in zip(triples, spans, strict=True):
-        subject, relation, obj = triple
-        hop = hops.get(triple)
-        role: Role
-        if hop is not None:
-            role = "chain"
-        elif relation in GENDER_WORDS:
-            role = "gender"
-        elif relation in words:
-            role = "decoy"
-        elif subject in on_chain or obj in on_chain:
-            role = "branch"
-        else:
-            role = "offchain"
-        facts.append(
-            Fact(subject, relation, obj, role, hop, where.span, where.subject, where.relation, where.object)
-        )
-    return tuple(facts)
-
-
-def entailed_genders(triples: Iterable[tuple[str, str, str]]) -> dict[str, bool]:
-    """Who is male (True) or female (False) by the facts alone: by a word that tells it, or as somebody's spouse."""
-    genders: dict[str, bool] = {}
-    for subject, relation, obj in triples:
-        if relation in GENDER_WORDS:
-            genders[subject] = relation == GENDER_WORDS[1]
-            continue
-        male = GENDER[relation]
-        if male is not None:
-            genders[subject] = male
-        if relation in ("husband", "wife"):
-            genders[obj] = relation == "wife"
-    return genders
-
-
-def entailed_levels(triples: Iterable[tuple[str, str, str]], start: str) -> dict[str, int]:
-    """How many generations above `start` each person is whom the facts connect with `start`."""
-    near: dict[str, list[tuple[str, int]]] = {}
-    for subject, relation, obj in triples:
-        if relation in GENERATION:
-            near.setdefault(obj, []).append((subject, GENERATION[relation]))
-            near.setdefault(subject, []).append((obj, -GENERATION[relation]))
-    levels = {start: 0}
-    line = [start]
-    for person in line:
-        for other, up in near.get(person, ()):
-            if other not in levels:
-                levels[other] = levels[person] + up
-                line.append(other)
-    return levels
-
-
-def plausible_relations(answer: str) -> tuple[str, ...]:
-    """The relations of the answer's generation and gender ("cousin" fits either gender)."""
-    return tuple(
-        word
-        for word in RELATIONS
-        if GENERATION[word] == GENERATION[answer]
-        and (GENDER[word] == GENDER[answer] or GENDER[word] is None or GENDER[answer] is None)
-    )
-
-
-def plausible_people(
-    answer: str, people: Iterable[str], genders: dict[str, bool], levels: dict[str, int]
-) -> tuple[str, ...]:
-    """People of the answer's type: of the same gender by the facts, and not known to be of another generation."""
-    gender, level = genders.get(answer), levels.get(answer)
-    return tuple(
-        person
-        for person in people
-        if person == answer
-        or ((gender is None or genders.get(person) == gender) and levels.get(person, level) == level)
-    )
 
 
 def _arranged(rng: random.Random, plan: Plan, order: str) -> list[tuple[int, int, int]]:

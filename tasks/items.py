@@ -1,8 +1,8 @@
 """What a task item is: one story, one question, one answer, and where in the text everything stands.
 
 Everything downstream (donors, shortcut baselines, lenses, patching) reads items and nothing else, so an item
-carries its own ground truth: the facts with character spans, the chain that leads to the answer, the candidate
-answers and the plausible ones.
+carries its own ground truth: the facts with character spans, the chain that leads to the answer, the
+candidate answers and the plausible ones.
 
     item.text                      "Bob is the son of Ann. Carl is the brother of Bob. Carl is Ann's"
     item.continuation(item.answer) " son"
@@ -101,7 +101,7 @@ class Item:
     seed: int
 
     def continuation(self, word: str | None = None) -> str:
-        """What follows `text` if `word` (default: the right answer) is the answer; the space belongs to it."""
+        """What follows `text` if `word` (default: the answer) is right; the space belongs to it."""
         return " " + (self.answer if word is None else word)
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,7 +145,8 @@ class Item:
 _ITEM_FIELDS = tuple(f.name for f in fields(Item))
 _FACT_FIELDS = tuple(f.name for f in fields(Fact))
 _TEXT_FIELDS = (
-    "id", "story_id", "task", "text", "story", "question", "answer", "form", "template", "order", "distractors",
+    "id", "story_id", "task", "text", "story", "question", "answer", "form", "template", "order",
+    "distractors",
 )  # fmt: skip
 _WORDS_FIELDS = ("candidates", "plausible", "chain_people", "chain_relations")
 
@@ -206,9 +207,9 @@ def _fact(data: Any, where: str) -> Fact:
     if role not in ROLES:
         raise ValueError(f"field '{where}.role': '{role}' is none of {', '.join(ROLES)}")
     hop = None if data["hop"] is None else _integer(data["hop"], f"{where}.hop")
-    words = {n: _text(data[n], f"{where}.{n}") for n in ("subject", "relation", "object")}
-    spans = {n: _span(data[n], f"{where}.{n}") for n in _FACT_FIELDS if n == "span" or n.endswith("_span")}
-    return Fact(**words, role=role, hop=hop, **spans)
+    subject, relation, obj = (_text(data[n], f"{where}.{n}") for n in ("subject", "relation", "object"))
+    spans = [_span(data[n], f"{where}.{n}") for n in ("span", "subject_span", "relation_span", "object_span")]
+    return Fact(subject, relation, obj, role, hop, *spans)
 
 
 def _check_item(item: Item) -> None:
@@ -225,7 +226,6 @@ def _check_item(item: Item) -> None:
     for number, fact in enumerate(item.facts):
         for part in ("subject", "relation", "object"):
             span = cast("Span", getattr(fact, f"{part}_span"))
-            if span.of(item.text) != getattr(fact, part):
-                raise ValueError(
-                    f"field 'facts[{number}].{part}_span': '{span.of(item.text)}' is not '{getattr(fact, part)}'"
-                )
+            found, told = span.of(item.text), cast("str", getattr(fact, part))
+            if found != told:
+                raise ValueError(f"field 'facts[{number}].{part}_span': '{found}' is not '{told}'")

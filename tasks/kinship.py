@@ -1,4 +1,5 @@
-"""The 27 relations, defined as predicates over parent, spouse and gender, and what follows from the definitions.
+"""The 27 relations, defined as predicates over parent, spouse and gender, and what follows from the
+definitions.
 
 Nothing about composition is written down: `algebra()` looks at every way in which two relations can meet at a
 person of a family tree (`families.full_ball`) and notes which third relations come out.
@@ -57,8 +58,8 @@ def relation_matrix(graph: FamilyGraph) -> NDArray[np.int8]:
     """Who is what to whom.
 
     Returns:
-        int8 [n, n]: entry [s, o] is the index in `RELATIONS` such that s is that relation of o, -1 for none (and on
-        the diagonal). Pairs with two relations at once (possible only in graphs with cycles) are -2.
+        int8 [n, n]: entry [s, o] is the index in `RELATIONS` such that s is that relation of o, -1 for none
+        (and on the diagonal). Pairs with two relations at once (possible only in graphs with cycles) are -2.
     """
     n = len(graph)
     everyone = np.arange(n)
@@ -105,8 +106,8 @@ class Algebra:
     """What the definitions entail; relations are indices, sets of relations are bit masks.
 
     Attributes:
-        weak: weak[r1][r2] is the mask of all relations (with `OTHER_BIT`) in which a third, different person can
-            stand who is r2 of an r1 of somebody; 0 if no such three people exist.
+        weak: weak[r1][r2] is the mask of all relations (with `OTHER_BIT`) in which a third, different person
+            can stand who is r2 of an r1 of somebody; 0 if no such three people exist.
         strict: strict[r1][r2] is the one relation that always comes out, -1 if there is no such one.
         inverse: inverse[r] is the mask of what o can be to s when s is r of o.
     """

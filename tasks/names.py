@@ -1,7 +1,7 @@
 """Given names for stories: short, all usable for women and men, so that no gender can be guessed from a name.
 
-No name is a relation word and none is the beginning of another, so that the text of a story can be read back without
-ambiguity. Any other list can be handed to the generator; `check_names` says what is wrong with one.
+No name is a relation word and none is the beginning of another, so that the text of a story can be read back
+without ambiguity. Any other list can be handed to the generator; `check_names` says what is wrong with one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from .kinship import RELATIONS
 NAMES: tuple[str, ...] = (
     "Alex", "Ali", "Ari", "Ash", "Avery", "Bailey", "Billie", "Blair", "Blake", "Bobby", "Brett", "Briar",
     "Brook", "Cam", "Angel", "Casey", "Charlie", "Chris", "Cody", "Corey", "Dale", "Dana", "Darcy", "Devon",
-    "Drew", "Eden", "Ellis", "Emery", "Evan", "Finley", "Flynn", "Frankie", "Gale", "Gray", "Harley", "Harper",
-    "Haven", "Hayden", "Hunter", "Ira", "Jackie", "Jamie", "Jan", "Jesse", "Jody", "Jordan", "Jules", "Kai",
-    "Kelly", "Kerry", "Kim", "Kit", "Kyle", "Lane", "Lee", "Leslie", "Logan", "Lou", "Luca", "Lynn",
-    "Marley", "Max", "Mel", "Micah", "Morgan", "Nico", "Noel", "Oakley", "Parker", "Pat", "Perry", "Quinn",
-    "Ray", "Reed", "Remy", "Riley", "River", "Robin", "Rory", "Rowan", "Ryan", "Sage", "Sam", "Sasha",
-    "Shane", "Sidney", "Sky", "Spencer", "Stacy", "Taylor", "Terry", "Toby", "Tracy", "Tyler", "Val", "Winter",
+    "Drew", "Eden", "Ellis", "Emery", "Evan", "Finley", "Flynn", "Frankie", "Gale", "Gray", "Harley",
+    "Harper", "Haven", "Hayden", "Hunter", "Ira", "Jackie", "Jamie", "Jan", "Jesse", "Jody", "Jordan",
+    "Jules", "Kai", "Kelly", "Kerry", "Kim", "Kit", "Kyle", "Lane", "Lee", "Leslie", "Logan", "Lou", "Luca",
+    "Lynn", "Marley", "Max", "Mel", "Micah", "Morgan", "Nico", "Noel", "Oakley", "Parker", "Pat", "Perry",
+    "Quinn", "Ray", "Reed", "Remy", "Riley", "River", "Robin", "Rory", "Rowan", "Ryan", "Sage", "Sam",
+    "Sasha", "Shane", "Sidney", "Sky", "Spencer", "Stacy", "Taylor", "Terry", "Toby", "Tracy", "Tyler", "Val",
+    "Winter",
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What a story will tell, before it has names and words: a chain through a family, and the facts around it.
 
-A plan is drawn from a world (a family graph with its relations looked up), so that everything a story says is true
-in one family at once.
+A plan is drawn from a world (a family graph with its relations looked up), so that everything a story says is
+true in one family at once.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def plan_kinship(
 ) -> Plan | None:
     """One attempt at a kinship story; None if this walk ended early.
 
-    The chain is a simple path whose left fold is defined at every prefix. No two people of a family tree stand in
-    two relations, so the fold is also what the family says.
+    The chain is a simple path whose left fold is defined at every prefix. No two people of a family tree
+    stand in two relations, so the fold is also what the family says.
     """
     strict = algebra().strict
     here = rng.randrange(len(world))
@@ -74,9 +74,9 @@ def plan_follow(
 ) -> Plan | None:
     """One attempt at a follow story; None if it did not work out.
 
-    Every hop of the chain is unique among all people of the story, stated or not. With "decoy" distractors a second
-    path of other people goes through the same relation words in the same order, so that no run of words of the
-    question, up to all of them, tells the answer without the person it starts from.
+    Every hop of the chain is unique among all people of the story, stated or not. With "decoy" distractors a
+    second path of other people goes through the same relation words in the same order, so that no run of
+    words of the question, up to all of them, tells the answer without the person it starts from.
     """
     here = rng.randrange(len(world))
     path, relations = [here], []

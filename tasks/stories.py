@@ -1,4 +1,5 @@
-"""From facts to text: templates of sentences, forms of questions, and a span for every name and relation word.
+"""From facts to text: templates of sentences, forms of questions, and a span for every name and relation
+word.
 
     subject-first   Bob is the son of Ann.
     object-first    Ann's son is Bob.
@@ -117,8 +118,8 @@ def render_kinship_question(form: str, first: str, last: str, offset: int = 0) -
 def render_follow_question(form: str, first: str, relations: Sequence[str], offset: int = 0) -> Question:
     """Who is reached from `first` over the relations in their order, up to the name.
 
-    `Question.relations` are in the order of the text: that of the hops in the possessive forms, the reverse in the
-    forms with "of".
+    `Question.relations` are in the order of the text: that of the hops in the possessive forms, the reverse
+    in the forms with "of".
     """
     before, after, possessive = FOLLOW_FORMS[form]
     parts = [before]
