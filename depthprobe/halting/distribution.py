@@ -1,12 +1,15 @@
 """Stopping distributions: from the stop probability of each loop to the depth at which a token leaves.
 
 A gate gives λ_d, the probability of stopping after loop d given that no earlier loop was the last, d = 1…U
-(PonderNet, arXiv 2107.05407; Ouro, arXiv 2510.25741). The last loop takes all the mass that is left, whatever λ_U says:
+(PonderNet, arXiv 2107.05407; Ouro, arXiv 2510.25741). The last loop takes all the mass that is left, whatever
+λ_U says:
 
     p_d = λ_d ∏_{j<d}(1 − λ_j)  for d < U,      p_U = ∏_{j<U}(1 − λ_j),      Σ p = 1.
 
-Depths are counted from 1. Everything here acts on the last axis and is differentiable where that has a meaning. Prefer
-logits to probabilities: 1 − σ(z) rounds to 0 in float32 from z ≈ 17, while log(1 − σ(z)) = logsigmoid(−z) stays exact.
+Depths are counted from 1. Everything here acts on the last axis and is differentiable where that has a
+meaning. Prefer
+logits to probabilities: 1 − σ(z) rounds to 0 in float32 from z ≈ 17, while log(1 − σ(z)) = logsigmoid(−z)
+stays exact.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from depthprobe.errors import UserError
 def log_survival(gate_logits: Tensor) -> Tensor:
     """Log-probability that a token has not stopped by the end of each loop, log ∏_{j≤d}(1 − λ_j).
 
-    The gate of the last loop counts here like any other; the rule that the last loop stops for certain belongs to the
-    functions below.
+    The gate of the last loop counts here like any other; the rule that the last loop stops for certain
+    belongs to the functions below.
 
     Args:
         gate_logits: float `[..., U]`, λ = σ(logit).
@@ -83,8 +86,10 @@ def q_exit(
 ) -> Tensor:
     """The first depth whose CDF reaches q (Ouro's Q-exit, arXiv 2510.25741), but no less than `min_depth`.
 
-    It is a quantile of the stopping distribution, not its mean: on λ = (0.2, 0.5, ·) it is 2 for q = 0.5 and 3 for
-    q = 0.9, while the mean is 2.2. Give exactly one of `lambdas`, `cdf` and `gate_logits`, each float `[..., U]`.
+    It is a quantile of the stopping distribution, not its mean: on λ = (0.2, 0.5, ·) it is 2 for q = 0.5 and
+        3 for
+    q = 0.9, while the mean is 2.2. Give exactly one of `lambdas`, `cdf` and `gate_logits`, each float `[...,
+    U]`.
 
     Returns:
         int64 `[...]`, depths 1…U.

@@ -1,9 +1,10 @@
 """Exit rules: objects that are asked after each loop which tokens leave.
 
-A rule sees a `LoopSignal` and answers with a bool tensor, True where a token leaves now. It keeps no state of its own:
-what has to be carried from loop to loop (the log-survival of the gate) is in the signal, so that the same object serves
-a forward over whole sequences, where all tokens are at one depth, and a batch whose rows are at different depths.
-Whoever asks lets every token that is still there leave after the last loop, and ignores answers for those that left.
+A rule sees a `LoopSignal` and answers with a bool tensor, True where a token leaves now. It keeps no state of
+its own: what has to be carried from loop to loop (the log-survival of the gate) is in the signal, so that the
+same object serves a forward over whole sequences, where all tokens are at one depth, and a batch whose rows
+are at different depths. Whoever asks lets every token that is still there leave after the last loop, and
+ignores answers for those that left.
 """
 
 from __future__ import annotations

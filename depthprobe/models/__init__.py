@@ -1,4 +1,5 @@
-"""Looped language models: configuration, forward with exits, cache, and the models that come with the package.
+"""Looped language models: configuration, forward with exits, cache, and the models that come with the
+package.
 
 Importing this registers the classes with transformers' `AutoConfig` and `AutoModelForCausalLM`.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
@@ -10,15 +12,17 @@ from depthprobe.errors import UserError
 
 
 class LoopedCache(Cache):
-    """Cache of a looped model; `generate` and `forward(use_cache=True)` make one, callers may pass an empty one.
+    """Cache of a looped model; `generate` and `forward(use_cache=True)` make one, callers may pass an empty
+    one.
 
-    Its layers are the slots of `attend.Slots`: prelude, loop · L + layer of the core, coda. A token that left the loop
-    early has its last keys and values copied into the slots of the deeper loops, which makes a later query at loop d
-    read it at depth min(d, e).
+    Its layers are the slots of `attend.Slots`: prelude, loop · L + layer of the core, coda. A token that left
+    the loop early has its last keys and values copied into the slots of the deeper loops, which makes a later
+    query at loop d read it at depth min(d, e).
 
     Attributes:
-        token_ids: int64 `[B, T]`, ids of the cached tokens, −1 at padding. The mixing of previous tokens needs the last
-            two of them, and the padding of the past can be told from them when no mask is given.
+        token_ids: int64 `[B, T]`, ids of the cached tokens, −1 at padding. The mixing of previous tokens
+            needs the last two of them, and the padding of the past can be told from them when no mask is
+            given.
         n_loops: U of the forwards that filled it; others cannot continue it.
     """
 
@@ -27,20 +31,19 @@ class LoopedCache(Cache):
         self.token_ids: Tensor | None = None
         self.n_loops: int | None = None
 
-    def extend(self, token_ids: Tensor, n_loops: int) -> None:
-        """Append ids `[B, S]` (−1 at padding) of tokens whose keys are about to be written.
-
-        Raises:
-            UserError: another number of loops, or of rows, than the cache was filled with.
-        """
+    def check(self, rows: int, n_loops: int) -> None:
+        """Refuse to be continued with another number of rows or of loops than it was filled with (`UserError`)."""
         if self.n_loops is not None and self.n_loops != n_loops:
-            raise UserError(f"the cache was filled with {self.n_loops} loops and cannot continue with {n_loops}",
-                            where="n_loops", remedy="start with an empty LoopedCache")  # fmt: skip
-        if self.token_ids is not None and self.token_ids.shape[0] != token_ids.shape[0]:
-            raise UserError(f"the cache holds {self.token_ids.shape[0]} rows, the input has {token_ids.shape[0]}",
-                            where="cache")  # fmt: skip
+            what = f"the cache was filled with {self.n_loops} loops and cannot continue with {n_loops}"
+            raise UserError(what, where="n_loops", remedy="start with an empty LoopedCache")
+        if self.token_ids is not None and self.token_ids.shape[0] != rows:
+            raise UserError(f"the cache holds {self.token_ids.shape[0]} rows, the input {rows}", where="cache")
+
+    def extend(self, token_ids: Tensor, n_loops: int) -> None:
+        """Append ids `[B, S]` (−1 at padding) of tokens whose keys are about to be written."""
+        past = self.token_ids
         self.n_loops = n_loops
-        self.token_ids = token_ids if self.token_ids is None else torch.cat([self.token_ids, token_ids], dim=1)
+        self.token_ids = token_ids if past is None else torch.cat([past, token_ids], dim=1)
 
     # whatever reorders, repeats or cuts the keys has to do the same to the ids
 
@@ -65,6 +68,6 @@ class LoopedCache(Cache):
         super().batch_select_indices(indices)
         self._on_ids(lambda ids: ids[indices])
 
-    def _on_ids(self, change) -> None:  # type: ignore[no-untyped-def]
+    def _on_ids(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.token_ids is not None:
             self.token_ids = change(self.token_ids)

@@ -17,15 +17,19 @@ class LoopedConfig(PreTrainedConfig):
         num_attention_heads, num_key_value_heads (None: as many as query heads), head_dim (None: d / heads).
         n_prelude, n_core, n_coda: layers before, in and after the loop; the core has at least one.
         n_loops: U, how often the core runs.
-        rope_theta, partial_rotary_factor: base of the rotary embedding and the share of each head it turns, 0 to 1.
-        n_previous_tokens: 0, 1 or 2; with 2, x_s = e_s + W[e_{s−1}; e_{s−2}] before the prelude, zero where there is
-            no such token. Token ids alone are needed for it, so it costs no cache.
+        rope_theta, partial_rotary_factor: base of the rotary embedding and the share of each head it turns, 0
+            to 1.
+        n_previous_tokens: 0, 1 or 2; with 2, x_s = e_s + W[e_{s−1}; e_{s−2}] before the prelude, zero where
+            there is no such token. Token ids alone are needed for it, so it costs no cache.
         norm: "pre", x + f(n1 x), or "sandwich", x + n2(f(n1 x)) (Ouro, arXiv 2510.25741).
         norm_per_loop: the final norm after EVERY loop, its output feeding the next (Ouro).
-        input_injection: what loop r ≥ 2 gets besides its own state s from the prelude output e: "none", s alone;
-            "add", s + e (the first loop gets e); "concat", A[s; e] at every loop, s₀ = e (Huginn's adapter, 2502.05171).
-        exit_gate: a Linear(d, 1) on the normed loop state, λ = σ(·); exit_q: the quantile its exits are read at.
-        tie_word_embeddings, rms_norm_eps, initializer_range, max_position_embeddings, pad/bos/eos_token_id: as usual.
+        input_injection: what loop r ≥ 2 gets besides its own state s from the prelude output e: "none", s
+            alone; "add", s + e (the first loop gets e); "concat", A[s; e] at every loop, s₀ = e (Huginn's
+            adapter, 2502.05171).
+        exit_gate: a Linear(d, 1) on the normed loop state, λ = σ(·); exit_q: the quantile its exits are read
+            at.
+        tie_word_embeddings, rms_norm_eps, initializer_range, max_position_embeddings, pad/bos/eos_token_id:
+        as usual.
             `max_position_embeddings` states the trained context; nothing is sized by it.
     """
 
@@ -96,14 +100,20 @@ class LoopedConfig(PreTrainedConfig):
         for field in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
                       "head_dim", "n_core", "n_loops", "max_position_embeddings"):  # fmt: skip
             value = getattr(self, field)
-            _require(_is_int(value) and value >= 1, field, f"{field} is {value!r}, not a whole number of 1 or more")
+            _require(
+                _is_int(value) and value >= 1, field, f"{field} is {value!r}, not a whole number of 1 or more"
+            )
         for field in ("n_prelude", "n_coda"):
             value = getattr(self, field)
-            _require(_is_int(value) and value >= 0, field, f"{field} is {value!r}, not a whole number of 0 or more")
+            _require(
+                _is_int(value) and value >= 0, field, f"{field} is {value!r}, not a whole number of 0 or more"
+            )
         _require(self.num_attention_heads % self.kv_heads == 0, "num_key_value_heads",
                  f"{self.kv_heads} key/value heads do not divide {self.num_attention_heads} query heads")  # fmt: skip
         factor = self.partial_rotary_factor
-        _require(0.0 <= factor <= 1.0, "partial_rotary_factor", f"partial_rotary_factor is {factor}, not in [0, 1]")
+        _require(
+            0.0 <= factor <= 1.0, "partial_rotary_factor", f"partial_rotary_factor is {factor}, not in [0, 1]"
+        )
         _require(self.rotary_dim % 2 == 0, "partial_rotary_factor",
                  f"{factor} of a head of {self.head_size} is {self.rotary_dim} dimensions, which is odd",
                  "rotary embedding turns pairs")  # fmt: skip

@@ -1,8 +1,9 @@
 """The transformer block, written once, and `core_step`, the one pass of the looped layers.
 
 A block does not know how attention finds its keys: it hands queries, keys and values to an `attend` object
-(depthprobe.models.attend). Dense training, cached decoding, mixed depths, shared prefixes and pages differ in that object
-alone. Shapes: B sequences of S tokens, H query heads, G key/value heads of width h, residual width d.
+(depthprobe.models.attend). Dense training, cached decoding, mixed depths, shared prefixes and pages differ in
+that object alone. Shapes: B sequences of S tokens, H query heads, G key/value heads of width h, residual
+width d.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Block(nn.Module):
         self.out = nn.Linear(self.heads * h, d, bias=False)
         self.attention_out_norm = RMSNorm(d, config.rms_norm_eps) if sandwich else nn.Identity()
         self.mlp_norm = RMSNorm(d, config.rms_norm_eps)
-        # two matrices, not one fused: cutting a fused product costs more than it saves, and autocast caches whole weights
+        # two matrices, not one: cutting a fused product costs more than it saves, and autocast keeps whole weights
         self.mlp_gate = nn.Linear(d, f, bias=False)
         self.mlp_up = nn.Linear(d, f, bias=False)
         self.mlp_down = nn.Linear(f, d, bias=False)
@@ -113,7 +114,9 @@ class Stack(nn.ModuleList):
 def core_step(core: Stack, x: Tensor, positions: Rotary, attend: Attention) -> Tensor:
     """One pass of the looped layers: x `[B, S, d]` → `[B, S, d]`.
 
-    The rows may be at different loops: the weights are the same, and `attend` knows at which depth each row reads.
-    What enters a loop and what leaves it (injection, per-loop norm) is the model's `loop_input` and `loop_output`.
+    The rows may be at different loops: the weights are the same, and `attend` knows at which depth each row
+        reads.
+    What enters a loop and what leaves it (injection, per-loop norm) is the model's `loop_input` and
+    `loop_output`.
     """
     return core(x, positions, attend)

@@ -12,7 +12,8 @@ class Mask:
     """A visibility mask in the cheapest form that says the same.
 
     Attributes:
-        visible: bool `[B or 1, 1, S, T]`, True where seen; None where causality alone, or nothing, hides anything.
+        visible: bool `[B or 1, 1, S, T]`, True where seen; None where causality alone, or nothing, hides
+            anything.
         causal: with `visible` None: whether later keys are hidden (then S = T).
     """
 
@@ -34,13 +35,18 @@ class Mask:
 
 
 def build_mask(
-    queries: int, keys: int, device: torch.device, key_mask: Tensor | None = None, block_mask: Tensor | None = None
+    queries: int,
+    keys: int,
+    device: torch.device,
+    key_mask: Tensor | None = None,
+    block_mask: Tensor | None = None,
 ) -> Mask:
     """Mask of the last `queries` tokens over all `keys`.
 
     Args:
         key_mask: bool `[B, keys]`, False at padding; None if there is none.
-        block_mask: bool `[B or 1, 1, queries, keys]`, True where a query may see a key; causality is added to it.
+        block_mask: bool `[B or 1, 1, queries, keys]`, True where a query may see a key; causality is added to
+            it.
 
     A query always sees itself, also at padding, so that no row is empty (its softmax would be NaN).
     """
@@ -71,24 +77,6 @@ def check_block_mask(block_mask: Tensor, batch: int, queries: int, keys: int) ->
         raise UserError(f"block_mask is {block_mask.dtype}, not bool (True: may see)", where="block_mask")
     shape = tuple(block_mask.shape)
     if len(shape) != 4 or shape[0] not in (1, batch) or shape[1:] != (1, queries, keys):
-        raise UserError(f"block_mask has shape {shape}, not [{batch}, 1, {queries}, {keys}]", where="block_mask")
-
-
-def packed_previous(ids: Tensor, position_ids: Tensor, block_mask: Tensor, back: int) -> Tensor:
-    """Ids of the tokens `back` positions before each token of a packed row, −1 where there is none.
-
-    In a packed row the token before the first word of a question is the last of the story, not its left neighbour: it is
-    the visible token whose position is smaller by `back`.
-
-    Args:
-        ids, position_ids: int64 `[B, S]`; ids are −1 at padding.
-        block_mask: bool `[B or 1, 1, S, S]`.
-
-    Returns:
-        int64 `[B, S]`.
-    """
-    match = block_mask[:, 0] & (position_ids[:, None, :] == position_ids[:, :, None] - back)
-    match = match.tril()
-    found = match.any(-1)
-    where = match.to(torch.uint8).argmax(-1)
-    return torch.where(found, ids.gather(1, where), -1)
+        raise UserError(
+            f"block_mask has shape {shape}, not [{batch}, 1, {queries}, {keys}]", where="block_mask"
+        )

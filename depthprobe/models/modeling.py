@@ -1,15 +1,15 @@
 """`LoopedForCausalLM`: a decoder whose core layers run several times, as a transformers model.
 
-    config = LoopedConfig(vocab_size=512, n_core=2, n_loops=8)
-    model = LoopedForCausalLM(config)
-    out = model(tokens, output_loop_states=True)      # out.logits, out.loop_states[r - 1], out.gate_logits
-    out = model(tokens, exits=QExit(0.9))             # each token leaves when its gate says so
+config = LoopedConfig(vocab_size=512, n_core=2, n_loops=8)
+model = LoopedForCausalLM(config)
+out = model(tokens, output_loop_states=True)      # out.logits, out.loop_states[r - 1], out.gate_logits
+out = model(tokens, exits=QExit(0.9))             # each token leaves when its gate says so
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +21,13 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from depthprobe.errors import UserError
 from depthprobe.halting import ExitRule
-from depthprobe.models.attend import Attend, DenseAttend
+from depthprobe.models.attend import Attend, CachedAttend, DenseAttend, RaggedAttend, Slots
 from depthprobe.models.cache import LoopedCache
 from depthprobe.models.configuration import LoopedConfig
 from depthprobe.models.core import RMSNorm, Rotary, Stack, core_step
-from depthprobe.models.masks import build_mask, check_block_mask, packed_previous
+from depthprobe.models.loops import dense_loops, exit_rule, ragged_loops
+from depthprobe.models.masks import build_mask, check_block_mask
+from depthprobe.models.tokens import Tokens
 
 #: transformers renamed the field in 5.2x; the one that `generate` of the installed version looks for
 CACHE_FIELD = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
@@ -43,8 +45,8 @@ class LoopedOutput(CausalLMOutputWithPast):
             `norm_per_loop`, after it. `readout` norms where needed.
         gate_logits: `[B, S, U]`, λ_d = σ(logit).
         exit_depths: int64 `[B, S]`, 1…U, 0 at padding; with `exits` only.
-        executed_core_rows: int64 scalar, passes of a token through the core: Σ exit depths over real tokens, or U for
-            each of them without exits.
+        executed_core_rows: int64 scalar, passes of a token through the core: Σ exit depths over real tokens,
+            or U for each of them without exits.
     """
 
     loop_states: tuple[Tensor, ...] | None = None
@@ -85,14 +87,18 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
-    if TYPE_CHECKING:  # at run time transformers would take the annotation, a string here, for the config class
+    if (
+        TYPE_CHECKING
+    ):  # at run time transformers would take the annotation, a string here, for the config class
         config: LoopedConfig
 
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__(config)
         d = config.hidden_size
         self.embed_tokens = nn.Embedding(config.vocab_size, d)
-        self.mix = nn.Linear(config.n_previous_tokens * d, d, bias=False) if config.n_previous_tokens else None
+        self.mix = (
+            nn.Linear(config.n_previous_tokens * d, d, bias=False) if config.n_previous_tokens else None
+        )
         self.prelude = Stack(config, config.n_prelude)
         self.adapter = Adapter(2 * d, d, bias=False) if config.input_injection == "concat" else None
         self.core = Stack(config, config.n_core)
@@ -144,10 +150,7 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         Raises:
             UserError: the model has no gate.
         """
-        if self.gate is None:
-            raise UserError("the model has no exit gate", where="config field exit_gate",
-                            remedy="use a rule that needs none, such as FixedDepth")  # fmt: skip
-        return self.gate(self.normed(loop_state)).squeeze(-1)
+        return self._require_gate()(self.normed(loop_state)).squeeze(-1)
 
     def readout(self, loop_state: Tensor) -> Tensor:
         """Logits `[..., V]` of a loop state `[..., d]` by norm and head alone (without the coda, if there is one)."""
@@ -182,13 +185,13 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
             position_ids: int64 `[B or 1, S]`; by default counted over real tokens.
             labels: int64 `[B, S]`, −100 where not counted; shifted here, so labels = input_ids is right.
             n_loops: run another number of loops than the configured one.
-            output_loop_states, output_gate_logits: what to return of every loop (the former brings the latter if the
-                model has a gate).
-            block_mask: bool `[B or 1, 1, S, T]`, who may see whom, for several questions packed behind one story;
-                causality and padding are added. Give `position_ids` as each question would have them alone: then the
-                previous tokens that are mixed in are also those that it would have alone.
-            previous_ids: int64 `[B, S, n_previous_tokens]`, the token before each, then the one before that, −1 for
-                none; computed if not given.
+            output_loop_states, output_gate_logits: what to return of every loop (the former brings the latter
+                if the model has a gate).
+            block_mask: bool `[B or 1, 1, S, T]`, who may see whom, for several questions packed behind one
+                story; causality and padding are added. Give `position_ids` as each question would have them
+                alone: then the previous tokens that are mixed in are also those that it would have alone.
+            previous_ids: int64 `[B, S, n_previous_tokens]`, the token before each, then the one before that,
+                −1 for none; computed if not given.
             logits_to_keep: the last so many tokens (0: all), or the indices of those wanted.
             skip_logits: leave the head out; for a caller that reads `loop_states` itself.
 
@@ -198,42 +201,55 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         n_loops = self.config.n_loops if n_loops is None else n_loops
         if n_loops < 1:
             raise UserError(f"n_loops is {n_loops}, below 1", where="n_loops")
-        batch, length = input_ids.shape
-        device = input_ids.device
+        if input_ids.dim() != 2 or input_ids.shape[1] == 0:
+            raise UserError(f"input_ids have shape {list(input_ids.shape)}, not [rows, tokens]", where="input_ids")
+        length, device = input_ids.shape[1], input_ids.device
+        held = _cache(cache, past_key_values, use_cache)
+        tokens = Tokens.of(input_ids, attention_mask, held, n_loops)
+        keys = tokens.ids.shape[1]
         if block_mask is not None:
-            check_block_mask(block_mask, batch, length, length)
-        keep = None if attention_mask is None else attention_mask.bool()
+            check_block_mask(block_mask, input_ids.shape[0], length, keys)
+        rule = None if exits is None else exit_rule(exits, tokens.real(length), n_loops)
+        if (rule is not None and rule.needs_gate) or output_gate_logits:
+            self._require_gate()
         if position_ids is None:
-            position_ids = _positions(keep, length, device)
-        mask = build_mask(length, length, device, keep, block_mask)
-        attend = DenseAttend(mask)
-        positions = Rotary.of(position_ids, self.config)
+            position_ids = tokens.positions(length)
         if previous_ids is None and self.mix is not None:
-            real = input_ids if keep is None else input_ids.masked_fill(~keep, -1)
-            previous_ids = _previous(real, self.config.n_previous_tokens, position_ids, block_mask)
+            previous_ids = tokens.previous(length, self.config.n_previous_tokens, position_ids, block_mask)
 
-        x = self.embed(input_ids, previous_ids)
+        mask = build_mask(length, keys, device, tokens.mask, block_mask)
+        slots = Slots(self.config.n_prelude, self.config.n_core, self.config.n_coda, n_loops)
+        gates = output_gate_logits or (output_loop_states and self.gate is not None)
+        positions = Rotary.of(position_ids, self.config)
+        if rule is not None:
+            attend: Attend = RaggedAttend(mask, slots, held, own_key=output_loop_states or gates)
+        else:
+            attend = DenseAttend(mask) if held is None else CachedAttend(mask, slots, held)
+        if held is not None:
+            held.extend(tokens.ids[:, -length:], n_loops)
+
         attend.enter("prelude")
-        entry = self.prelude(x, positions, attend)
-        state: Tensor | None = None
-        states: list[Tensor] = []
-        for loop in range(1, n_loops + 1):
-            attend.enter("core", loop)
-            state = self.loop_output(self.core_step(self.loop_input(state, entry), positions, attend))
-            states.append(state)
-        assert state is not None
-        gates = None
-        if output_gate_logits or (output_loop_states and self.gate is not None):
-            gates = torch.stack([self.gate_logit(s) for s in states], dim=-1)
-        logits = None
-        if not skip_logits:
-            logits = self._head(state, positions, attend, logits_to_keep)
+        entry = self.prelude(self.embed(input_ids, previous_ids), positions, attend)
+        if isinstance(attend, RaggedAttend):
+            assert rule is not None
+            real = tokens.real(length)
+            run = ragged_loops(self, entry, positions, attend, n_loops, rule, real, output_loop_states, gates)
+        else:
+            run = dense_loops(self, entry, positions, attend, n_loops, output_loop_states, gates)
+        state = run.state
+        if len(self.coda):
+            attend.enter("coda")  # also without logits: a cache needs the coda's keys
+            state = self.norm(self.coda(state, positions, attend))
+        logits = None if skip_logits else self._logits(state, logits_to_keep)
+        output: dict[str, Any] = {CACHE_FIELD: held}
         return LoopedOutput(
             loss=None if labels is None else _loss(logits, labels),
             logits=logits,
-            loop_states=tuple(states) if output_loop_states else None,
-            gate_logits=gates,
-            executed_core_rows=_count(keep, batch, length, device) * n_loops,
+            loop_states=tuple(run.states) if output_loop_states else None,
+            gate_logits=torch.stack(run.gates, dim=-1) if gates else None,
+            exit_depths=run.exit_depths,
+            executed_core_rows=tokens.count(length) * n_loops if run.rows is None else run.rows,
+            **output,
         )
 
     def embed(self, input_ids: Tensor, previous_ids: Tensor | None = None) -> Tensor:
@@ -244,35 +260,30 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         before = self.embed_tokens(previous_ids.clamp_min(0)) * (previous_ids >= 0).unsqueeze(-1)
         return x + self.mix(before.flatten(-2))
 
-    def _head(self, state: Tensor, positions: Rotary, attend: Attend, logits_to_keep: int | Tensor) -> Tensor:
-        if len(self.coda):
-            attend.enter("coda")
-            normed = self.norm(self.coda(state, positions, attend))
-        else:
-            normed = self.normed(state)
+    def _logits(self, state: Tensor, logits_to_keep: int | Tensor) -> Tensor:
         if isinstance(logits_to_keep, Tensor):
-            normed = normed[:, logits_to_keep]
+            state = state[:, logits_to_keep]
         elif logits_to_keep > 0:
-            normed = normed[:, -logits_to_keep:]
-        return self.lm_head(normed)
+            state = state[:, -logits_to_keep:]
+        return self.lm_head(state) if len(self.coda) else self.readout(state)  # a coda's output is already normed
+
+    def _require_gate(self) -> nn.Linear:
+        if self.gate is None:
+            raise UserError("the model has no exit gate", where="config field exit_gate",
+                            remedy="use a rule that needs none, such as FixedDepth")  # fmt: skip
+        return self.gate
 
 
-def _positions(keep: Tensor | None, length: int, device: torch.device) -> Tensor:
-    if keep is None:
-        return torch.arange(length, device=device)[None]
-    return (keep.long().cumsum(-1) - 1).clamp_min(0)
-
-
-def _previous(real: Tensor, back: int, position_ids: Tensor, block_mask: Tensor | None) -> Tensor:
-    """The `back` tokens before each, `[B, S, back]`; ids `real` are −1 at padding."""
-    if block_mask is not None:
-        return torch.stack([packed_previous(real, position_ids, block_mask, b) for b in range(1, back + 1)], dim=-1)
-    length = real.shape[1]
-    return torch.stack([F.pad(real, (b, 0), value=-1)[:, :length] for b in range(1, back + 1)], dim=-1)
-
-
-def _count(keep: Tensor | None, batch: int, length: int, device: torch.device) -> Tensor:
-    return torch.tensor(batch * length, device=device) if keep is None else keep[:, -length:].sum()
+def _cache(cache: Cache | None, past_key_values: Cache | None, use_cache: bool | None) -> LoopedCache | None:
+    if cache is not None and past_key_values is not None:
+        raise UserError("cache and its old name past_key_values are both given", where="cache")
+    held = past_key_values if cache is None else cache
+    if held is None:
+        return LoopedCache() if use_cache else None
+    if not isinstance(held, LoopedCache):
+        raise UserError(f"the cache is a {type(held).__name__}, which does not know the token ids it holds",
+                        where="cache", remedy="pass a depthprobe.models.LoopedCache")  # fmt: skip
+    return held
 
 
 def _loss(logits: Tensor | None, labels: Tensor) -> Tensor:
@@ -283,5 +294,3 @@ def _loss(logits: Tensor | None, labels: Tensor) -> Tensor:
 
 
 __all__ = ["LoopedForCausalLM", "LoopedOutput", "LoopedPreTrainedModel", "LoopedCache"]
-
-

@@ -1,0 +1,139 @@
+"""The loop over the core: dense, or ragged, where each token leaves when it is told to.
+
+Ragged semantics (oracle of everything that serves or trains with early exits). Token i has an exit depth e_i, 1…U,
+given beforehand or chosen by a rule that is asked after each loop. All positions run in parallel, and
+
+* a query at loop d reads key and value of token j as they were at depth min(d, e_j): where e_j < d, those of j's last loop;
+* the *output* of token i (what coda, norm and head get) is its state after loop e_i; it is frozen from there on, and what
+  i would compute later never reaches another token;
+* if states or gates of all loops are asked for, token i is run on past e_i "in the shadow", as if it alone had stayed: its
+  query at d > e_i reads its own key and value at d, and those of all others at min(d, e_j). This is what a served token
+  would have been with more loops, given the cache as served. Without such a request the loop ends when all have left;
+* executed core rows are Σ e_i over real tokens: shadow passes are a measurement and are not counted, nor is padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from depthprobe.errors import UserError
+from depthprobe.halting import ExitRule, GivenExits, LoopSignal
+from depthprobe.models.attend import Attend, RaggedAttend
+from depthprobe.models.core import Rotary
+
+
+class LoopParts(Protocol):
+    """The parts of a looped model that a loop is made of; see `LoopedForCausalLM`."""
+
+    def core_step(self, x: Tensor, positions: Rotary, attend: Attend) -> Tensor: ...
+    def loop_input(self, state: Tensor | None, entry: Tensor) -> Tensor: ...
+    def loop_output(self, x: Tensor) -> Tensor: ...
+    def gate_logit(self, loop_state: Tensor) -> Tensor: ...
+
+
+@dataclass(slots=True)
+class LoopResult:
+    """What the loop leaves. B rows, S tokens, U loops, width d.
+
+    Fields:
+        state: `[B, S, d]`, each token's state at its exit.
+        states: U tensors `[B, S, d]`, empty unless asked for.
+        gates: U tensors `[B, S]`, logits of λ, empty unless asked for.
+        exit_depths: int64 `[B, S]`, 0 at padding; None without exits.
+        rows: int64 scalar, executed core rows; None without exits.
+    """
+
+    state: Tensor
+    states: list[Tensor]
+    gates: list[Tensor]
+    exit_depths: Tensor | None = None
+    rows: Tensor | None = None
+
+
+def dense_loops(
+    model: LoopParts, entry: Tensor, positions: Rotary, attend: Attend, n_loops: int, states: bool, gates: bool
+) -> LoopResult:
+    """Run every token through all loops. entry: the prelude's output `[B, S, d]`."""
+    state: Tensor | None = None
+    result = LoopResult(entry, [], [])
+    for loop in range(1, n_loops + 1):
+        attend.enter("core", loop)
+        state = model.loop_output(model.core_step(model.loop_input(state, entry), positions, attend))
+        if states:
+            result.states.append(state)
+        if gates:
+            result.gates.append(model.gate_logit(state))
+    assert state is not None
+    result.state = state
+    return result
+
+
+def ragged_loops(
+    model: LoopParts,
+    entry: Tensor,
+    positions: Rotary,
+    attend: RaggedAttend,
+    n_loops: int,
+    rule: ExitRule,
+    real: Tensor,
+    states: bool,
+    gates: bool,
+) -> LoopResult:
+    """Run each token until `rule` lets it go, with the semantics at the top of this module.
+
+    Args:
+        entry: the prelude's output `[B, S, d]`.
+        real: bool `[B, S]`, False at padding, which leaves after the first loop.
+        states, gates: whether to run on in the shadow and return the states, or gate logits, of all loops.
+    """
+    result = LoopResult(entry, [], [])
+    state: Tensor | None = None
+    survival: Tensor | None = None
+    active = real
+    depths = torch.zeros(real.shape, dtype=torch.int64, device=real.device)
+    rows = torch.zeros((), dtype=torch.int64, device=real.device)
+    for loop in range(1, n_loops + 1):
+        attend.enter("core", loop)
+        previous = state
+        state = model.loop_output(model.core_step(model.loop_input(state, entry), positions, attend))
+        logit = model.gate_logit(state) if gates or rule.needs_gate else None
+        if states:
+            result.states.append(state)
+        if gates and logit is not None:
+            result.gates.append(logit)
+        rows = rows + active.sum()
+        leaves = active
+        if loop < n_loops:
+            if logit is not None:
+                stay = torch.nn.functional.logsigmoid(-logit.detach().float())
+                survival = stay if survival is None else survival + stay
+            leaves = active & rule(LoopSignal(loop, n_loops, state, previous, logit, survival))
+        result.state = state if loop == 1 else torch.where(leaves.unsqueeze(-1), state, result.state)
+        depths = torch.where(leaves, loop, depths)
+        active = active & ~leaves
+        attend.leave(~active)
+        if not (states or gates) and not bool(active.any()):
+            attend.finish(loop)
+            break
+    result.exit_depths, result.rows = depths, rows
+    return result
+
+
+def exit_rule(exits: Tensor | ExitRule, real: Tensor, n_loops: int) -> ExitRule:
+    """A checked rule from what a caller gave: a rule, or exit depths, integer `[B, S]`; those at padding do not matter.
+
+    Raises:
+        UserError: not a rule nor a tensor, another shape, depths outside 1…U, a rule that cannot serve U loops.
+    """
+    if isinstance(exits, Tensor):
+        if exits.shape != real.shape:
+            raise UserError(f"exits have shape {list(exits.shape)}, the tokens {list(real.shape)}", where="exits")
+        exits = GivenExits(exits.to(real.device).masked_fill(~real, 1))
+    elif not isinstance(exits, ExitRule):
+        raise UserError(f"exits is {type(exits).__name__}, not a tensor of depths nor an exit rule", where="exits")
+    exits.check(n_loops)
+    return exits
