@@ -1,15 +1,15 @@
 """The tables that probes write and analysis reads: one schema per name, and a check.
 
-Every probe turns (model, items) into one of these tables, and every figure is drawn from them, so a number in a
-report can be followed to rows of a Parquet file. A new column is added here first.
+Every probe turns (model, items) into one of these tables, and every figure is drawn from them, so a number in
+a report can be followed to rows of a Parquet file. A new column is added here first.
 
     import polars as pl
     from depthprobe import tables
     lens = tables.check("lens", pl.read_parquet("run/tables/lens.parquet"))
 
-Depth is always the *index on the model's depth axis* (0 = the embedding, the last index = the state that the model's
-own head reads); `loop` and `layer` say which coordinate that is. Probabilities are in [0, 1], entropies and
-divergences in nats, log-probabilities natural.
+Depth is always the *index on the model's depth axis* (0 = the embedding, the last index = the state that the
+model's own head reads); `loop` and `layer` say which coordinate that is. Probabilities are in [0, 1],
+entropies and divergences in nats, log-probabilities natural.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from depthprobe.errors import UserError
 
 __all__ = ["NULLABLE", "SCHEMAS", "check", "conform", "empty"]
 
-#: One stated fact of a story. Spans are half-open character offsets into `items.text`; `hop` is 1-based and null for
-#: a fact that lies off the question's chain; `role` is chain, branch, decoy, offchain or gender.
+#: One stated fact of a story. Spans are half-open character offsets into `items.text`; `hop` is 1-based and
+#: null for a fact that lies off the question's chain; `role` is chain, branch, decoy, offchain or gender.
 FACT = pl.Struct(
     {
         "subject": pl.String(),
@@ -63,8 +63,8 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "prompt_ids": pl.List(pl.Int32()),
         "answer_ids": pl.List(pl.Int32()),  # the answer's tokens after this prompt
         "n_collisions": pl.Int32(),  # candidates whose first token another candidate shares
-        # True: the first tokens tell all candidates apart and scores read those alone. False: some candidates share a
-        # first token, and candidate scores multiply in the later tokens at which they part.
+        # True: the first tokens tell all candidates apart and scores read those alone. False: some candidates
+        # share a first token, and candidate scores multiply in the later tokens at which they part.
         "first_token_only": pl.Boolean(),
         "seed": pl.Int64(),
     },
@@ -95,7 +95,7 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "candidate_prob": pl.Float32(),  # the answer's share of p_candidates
         "candidate_correct": pl.Boolean(),  # the answer has the largest share
         "candidate_plausible": pl.Boolean(),  # a plausible answer has the largest share
-        "answer_logprob": pl.Float32(),  # whole answer, teacher-forced; at the last depth only, null elsewhere
+        "answer_logprob": pl.Float32(),  # whole answer, teacher-forced; at the last depth alone
         "top1_id": pl.Int64(),
         "top1": pl.String(),
         "equals_final": pl.Boolean(),  # top-1 is that of the last depth
@@ -111,9 +111,9 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
     "settling": {
         **_ITEM_KEYS,
         "settling_depth": pl.Int32(),  # from here on top-1 stays that of the last depth
-        "correct_depth": pl.Int32(),  # from here on the answer stays the best candidate; null if it never does
+        "correct_depth": pl.Int32(),  # from here on the answer stays the best candidate; else null
         "plausible_depth": pl.Int32(),
-        "earliest_equal_depth": pl.Int32(),  # the first depth whose top-1 is the final one, even if it leaves again
+        "earliest_equal_depth": pl.Int32(),  # the first depth with the final top-1, kept or not
         "final_correct": pl.Boolean(),
         "settling_loop": pl.Int32(),
         "correct_loop": pl.Int32(),
@@ -211,7 +211,9 @@ NULLABLE: dict[str, frozenset[str]] = {
             "expected_depth",
         }
     ),
-    "accuracy": frozenset({"low", "high", "p_correct_low", "p_correct_high", "p_plausible_low", "p_plausible_high"}),
+    "accuracy": frozenset(
+        {"low", "high", "p_correct_low", "p_correct_high", "p_plausible_low", "p_plausible_high"}
+    ),
     "slopes": frozenset({"slope", "low", "high"}),
     "differences": frozenset({"difference", "low", "high"}),
     "exits": frozenset({"low", "high", "gain_low", "gain_high"}),
@@ -225,8 +227,10 @@ def empty(name: str) -> pl.DataFrame:
     return pl.DataFrame(schema=_schema(name))
 
 
-def conform(name: str, rows: pl.DataFrame | Mapping[str, object] | Iterable[Mapping[str, object]]) -> pl.DataFrame:
-    """Columns, lists or row dicts → the checked table: columns in the order of the schema, cast to its types."""
+def conform(
+    name: str, rows: pl.DataFrame | Mapping[str, object] | Iterable[Mapping[str, object]]
+) -> pl.DataFrame:
+    """Columns, lists or row dicts → the checked table, in the order and the types of the schema."""
     schema = _schema(name)
     if isinstance(rows, pl.DataFrame):
         df = rows

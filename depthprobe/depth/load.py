@@ -1,0 +1,251 @@
+"""`depthprobe.load`: a name, a folder or a hub id → a `DepthModel`, or one line that says why not.
+
+Weights are read from safetensors alone, and no code that comes with a checkpoint is run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from depthprobe.depth.decoder import DecoderModel
+from depthprobe.depth.looped import LoopedModel
+from depthprobe.depth.model import DepthModel
+from depthprobe.errors import UserError
+
+DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+#: What is fetched from a hub: never a pickle, never code.
+_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.txt", "*.jinja"]
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+)
+
+
+def _family_demo() -> Path:
+    from depthprobe.models.embedded import embedded_path
+
+    return embedded_path("family-demo")
+
+
+def _smollm2() -> Path:
+    from depthprobe.models.smollm2 import smollm2_path
+
+    return smollm2_path()
+
+
+#: Names that need no path: name → folder.
+NAMES: dict[str, Callable[[], Path]] = {"family-demo": _family_demo, "smollm2": _smollm2}
+
+
+def load(
+    name_or_path: str | Path, revision: str | None = None, device: str = "cpu", dtype: str = "auto"
+) -> DepthModel:
+    """Open a model along its depth axis.
+
+    Args:
+        name_or_path: "family-demo" (comes with the package), "smollm2", a folder, or a hub id.
+        revision: branch, tag or commit of a hub id.
+        device: as torch names it, e.g. "cpu", "cuda:1".
+        dtype: "auto" (as stored), "float32", "bfloat16" or "float16".
+
+    Raises:
+        UserError: whatever is wrong with the name, the folder, the hub, the weights, the tokenizer or the
+            device.
+    """
+    name = str(name_or_path)
+    place, kind = parse_device(device), parse_dtype(dtype)
+    folder = find_folder(name, revision)
+    config = _config(folder, name)
+    _check_weights(folder, name)
+    tokenizer = _tokenizer(folder, name)
+    model = _weights(folder, name, config, kind)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        what = f"the tokenizer has {len(tokenizer)} tokens and the model {rows}"
+        raise UserError(what, where=name, remedy="take both from the same checkpoint")
+    try:
+        model = model.to(place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(
+            f"the model does not fit on '{device}'", where=_first(error), remedy="use --device cpu"
+        ) from error
+    opened = LoopedModel if config.model_type == "looped" else DecoderModel
+    return opened(model, tokenizer, name)
+
+
+def parse_dtype(dtype: str) -> Any:
+    """The dtype argument of from_pretrained. Raises UserError for an unknown name."""
+    if dtype not in DTYPES:
+        raise UserError(f"unknown dtype '{dtype}'", remedy=f"one of {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def parse_device(device: str) -> torch.device:
+    """A device that is there. Raises UserError for an unknown name or one that this machine lacks."""
+    try:
+        place = torch.device(device)
+        if place.type != "meta":
+            torch.empty(1, device=place)
+            return place
+        reason = "it holds no values"
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = _first(error)
+    raise UserError(f"device '{device}' cannot be used", where=reason, remedy="use --device cpu")
+
+
+def find_folder(name: str, revision: str | None = None) -> Path:
+    """Where the files of a model lie; a hub id is fetched (or found in the hub's cache).
+
+    Raises:
+        UserError: no such folder, name or hub model, or the hub cannot be reached.
+    """
+    if name in NAMES:
+        if revision is not None:
+            raise UserError(f"'{name}' has no revisions", remedy="leave out --revision")
+        return NAMES[name]()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise UserError(
+            f"'{name}' is a file", remedy="give the folder that holds config.json and the weights"
+        )
+    if not _HUB_ID.fullmatch(name):
+        raise UserError(
+            f"there is no folder '{name}'", remedy=f"give {', '.join(NAMES)}, a folder or a hub id"
+        )
+    return _from_hub(name, revision)
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    import huggingface_hub as hub
+    from huggingface_hub import errors
+
+    what, remedy = f"unknown model '{name}'", f"give {', '.join(NAMES)}, a folder or a hub id"
+    try:
+        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=_FILES))
+    except errors.GatedRepoError as error:
+        what, remedy = f"'{name}' is gated", "accept its terms on the hub and log in with `hf auth login`"
+        raise UserError(what, remedy=remedy) from error
+    except errors.RevisionNotFoundError as error:
+        raise UserError(
+            f"'{name}' has no revision '{revision}'", remedy="give a branch, tag or commit"
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise UserError(what, where="not a name, not a folder, not on the hub", remedy=remedy) from error
+    except Exception as error:
+        # offline mode, no network, a proxy's refusal: as many exception types as ways to have no connection
+        where = "not a name, not a folder, not in the hub's cache, and the hub cannot be reached"
+        raise UserError(what, where=where, remedy=f"{remedy}; a hub id needs the network once") from error
+
+
+def _config(folder: Path, name: str) -> Any:
+    from transformers import AutoConfig
+
+    import depthprobe.models  # noqa: F401  (registers the looped models)
+
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UserError(
+            f"'{name}' has no config.json", where=str(folder), remedy="give the folder of a saved model"
+        )
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(raw, dict):
+            raise ValueError("it is not a JSON object")
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"config.json cannot be read: {_first(error)}", where=str(file), remedy="fetch it again"
+        ) from error
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        kind = raw.get("model_type")
+        if "auto_map" in raw:
+            what = f"'{name}' needs code from its checkpoint, and depthprobe runs none"
+        elif kind is None:
+            what = "config.json names no model_type"
+        else:
+            what = f"transformers cannot open the architecture '{kind}': {_first(error)}"
+        raise UserError(
+            what, where=str(file), remedy="give a model that transformers itself supports"
+        ) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(
+            f"'{name}' is an encoder-decoder", where=config.model_type, remedy="give a decoder-only model"
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise UserError(f"'{name}' is quantised", where=str(file), remedy="give the unquantised weights")
+    return config
+
+
+def _check_weights(folder: Path, name: str) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = [file.name for pattern in _PICKLES for file in sorted(folder.glob(pattern))]
+    if pickles:
+        raise UserError(
+            f"'{name}' holds its weights as a pickle, which can run code when it is read",
+            where=str(folder / pickles[0]),
+            remedy="convert them to safetensors with `save_pretrained` on a machine where you trust them",
+        )
+    remedy = "a hub model may hold pickle weights only; give one with *.safetensors files"
+    raise UserError(f"'{name}' has no weights", where=str(folder), remedy=remedy)
+
+
+def _tokenizer(folder: Path, name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        remedy = "save it there with `tokenizer.save_pretrained`"
+        raise UserError(f"'{name}' has no tokenizer", where=str(folder), remedy=remedy)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        what = f"the tokenizer of '{name}' cannot be read: {_first(error)}"
+        raise UserError(
+            what, where=str(folder), remedy="save it again with `tokenizer.save_pretrained`"
+        ) from error
+
+
+def _weights(folder: Path, name: str, config: Any, dtype: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+        model, report = loaded
+    except Exception as error:
+        what = f"the weights of '{name}' cannot be loaded: {_first(error)}"
+        raise UserError(what, where=str(folder), remedy="fetch or save them again") from error
+    missing = sorted(str(key) for key in report["missing_keys"])
+    if missing:
+        # transformers fills them with random numbers and goes on
+        what = f"the weights of '{name}' lack {len(missing)} tensors, the first is {missing[0]}"
+        raise UserError(what, where=str(folder), remedy="save the whole model, with its head")
+    return model
+
+
+def _first(error: BaseException) -> str:
+    """The first line of another library's message."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__

@@ -1,0 +1,254 @@
+"""Items → the tables `items` and `lens`.
+
+    prepared = prepare_items(model, items)
+    for number, rows in lens_rows(model, prepared.targets, batch_size=32):
+        ...                                   # a polars frame with the columns of tables.SCHEMAS["lens"]
+
+A batch's rows depend on the model and on the batch alone, so a run that was killed computes the batches it
+lacks and ends with the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from depthprobe import halting, tables
+from depthprobe.depth import DepthModel
+from depthprobe.errors import UserError
+from depthprobe.lens.reads import run_batch
+from depthprobe.lens.scores import (
+    CandidateIndex,
+    CandidateScores,
+    VocabularyScores,
+    answer_logprobs,
+    score_depth,
+)
+from depthprobe.lens.targets import Target, resolve
+from depthprobe.tasks.items import Item
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Items made ready for one model.
+
+    Attributes:
+        targets: what `lens_rows` reads, in the order of the items.
+        table: the table `items`, one row a target.
+        too_long: ids of the items that were left out because they do not fit the context.
+    """
+
+    targets: tuple[Target, ...]
+    table: pl.DataFrame
+    too_long: tuple[str, ...]
+
+
+def prepare_items(model: DepthModel, items: Sequence[Item], *, skip_too_long: bool = False) -> Prepared:
+    """Resolve the targets of items under the model's tokenizer.
+
+    Raises:
+        UserError: no items; two items of one id; a question or answer that the tokenizer cannot express; an
+            item longer than the context (unless `skip_too_long`); nothing left after skipping.
+    """
+    if not items:
+        raise UserError("there are no items", remedy="ask for at least one story")
+    seen: set[str] = set()
+    for item in items:
+        if item.id in seen:
+            raise UserError(f"two items have the id '{item.id}'", remedy="give each its own id")
+        seen.add(item.id)
+    targets: list[Target] = []
+    too_long: list[str] = []
+    limit = model.context_length
+    for target in resolve(model.tokenizer, items):
+        if limit is None or target.n_positions <= limit:
+            targets.append(target)
+        elif skip_too_long:
+            too_long.append(target.item.id)
+        else:
+            what = f"its {target.n_positions} tokens exceed the context of {model.name}, {limit} tokens"
+            raise UserError(
+                what, where=f"item {target.item.id}", remedy="shorten the story or pass --skip-too-long"
+            )
+    if not targets:
+        what = f"all {len(too_long)} items exceed the context of {model.name}, {limit} tokens"
+        raise UserError(what, remedy="give shorter stories")
+    return Prepared(tuple(targets), _items_table(targets), tuple(too_long))
+
+
+def n_batches(n_targets: int, batch_size: int) -> int:
+    """How many batches `lens_rows` makes."""
+    return -(-n_targets // batch_size)
+
+
+def lens_rows(
+    model: DepthModel, targets: Sequence[Target], batch_size: int = 32, *, done: Collection[int] = ()
+) -> Iterator[tuple[int, pl.DataFrame]]:
+    """(number of the batch, its lens rows) for every batch that is not in `done`."""
+    if batch_size < 1:
+        raise UserError(f"batch size {batch_size} is not positive", remedy="give at least 1")
+    for number in range(n_batches(len(targets), batch_size)):
+        if number not in done:
+            yield number, lens_batch(model, targets[number * batch_size : (number + 1) * batch_size])
+
+
+@torch.inference_mode()
+def lens_batch(model: DepthModel, targets: Sequence[Target]) -> pl.DataFrame:
+    """The lens rows of one batch: items in order, and for each the depths in order.
+
+    Raises:
+        UserError: NaN logits or lens (names the item), or the readout identity fails.
+    """
+    reads = run_batch(model, targets)
+    names = [target.item.id for target in targets]
+    index = CandidateIndex(targets, reads, model.device)
+    first = torch.tensor([target.answer_ids[0] for target in targets], device=model.device)
+    last = model.axis[-1]
+    final = model.readout(reads.root.states[last], last).log_softmax(-1)
+    depths = [score_depth(model, coordinate, reads, index, first, final, names) for coordinate in model.axis]
+    whole = answer_logprobs(model, targets, reads, final)
+    return _lens_table(model, targets, depths, whole, reads.root.gate_lambda)
+
+
+def _lens_table(
+    model: DepthModel,
+    targets: Sequence[Target],
+    depths: list[tuple[VocabularyScores, CandidateScores]],
+    whole: list[float],
+    gate_lambda: Tensor | None,
+) -> pl.DataFrame:
+    """Columns of [items × depths], items outermost."""
+    n_items, n_depths = len(targets), len(model.axis)
+
+    def stacked(part: int, name: str) -> np.ndarray[Any, Any]:
+        """[items, depths, …] of one score."""
+        return torch.stack([getattr(scores[part], name) for scores in depths], dim=1).cpu().numpy()
+
+    def by_item(values: Sequence[object]) -> list[object]:
+        return [value for value in values for _ in range(n_depths)]
+
+    def by_depth(values: Sequence[object]) -> list[object]:
+        return list(values) * n_items
+
+    top_ids = stacked(0, "top_ids")  # [items, depths, 5]
+    words = _Decoder(model.tokenizer)
+    top_words = [[words(token) for token in row] for row in top_ids.reshape(-1, top_ids.shape[-1]).tolist()]
+    logprob = stacked(0, "target_logprob")
+    last = [depth == n_depths - 1 for depth in range(n_depths)]
+    gate_l, gate_c = _gate_columns(model, gate_lambda, n_items)
+    columns: dict[str, Any] = {
+        "item": by_item([target.item.id for target in targets]),
+        "story": by_item([target.item.story_id for target in targets]),
+        "task": by_item([target.item.task for target in targets]),
+        "hops": by_item([target.item.hops for target in targets]),
+        "depth": by_depth(range(n_depths)),
+        "loop": by_depth([c.loop for c in model.axis]),
+        "layer": by_depth([c.layer for c in model.axis]),
+        "site": by_depth([c.site for c in model.axis]),
+        "lens": ["plain"] * (n_items * n_depths),
+        "target_logit": stacked(0, "target_logit").ravel(),
+        "target_logprob": logprob.ravel(),
+        "target_prob": np.exp(logprob).ravel(),
+        "target_rank": stacked(0, "target_rank").ravel(),
+        "p_plausible": stacked(1, "p_plausible").ravel(),
+        "p_candidates": stacked(1, "p_candidates").ravel(),
+        "candidate_prob": stacked(1, "candidate_prob").ravel(),
+        "candidate_correct": stacked(1, "correct").ravel(),
+        "candidate_plausible": stacked(1, "plausible").ravel(),
+        "answer_logprob": [value if end else None for value in whole for end in last],
+        "top1_id": top_ids[..., 0].ravel(),
+        "top1": [row[0] for row in top_words],
+        "equals_final": (top_ids[..., 0] == top_ids[:, -1:, 0]).ravel(),
+        "entropy": stacked(0, "entropy").ravel(),
+        "kl_final": stacked(0, "kl_final").ravel(),
+        "top5": top_words,
+        "top5_probs": stacked(0, "top_probs").reshape(n_items * n_depths, -1).tolist(),
+        "is_loop_end": by_depth([c in model.loop_ends for c in model.axis]),
+        "gate_lambda": gate_l,
+        "gate_cdf": gate_c,
+    }
+    return tables.conform("lens", columns)
+
+
+def _gate_columns(
+    model: DepthModel, gate_lambda: Tensor | None, n_items: int
+) -> tuple[list[float | None], list[float | None]]:
+    """λ and CDF in the rows of loop ends, null elsewhere. gate_lambda: [items, R] or None."""
+    empty: list[float | None] = [None] * (n_items * len(model.axis))
+    if gate_lambda is None:
+        return empty, list(empty)
+    loop = {coordinate: number for number, coordinate in enumerate(model.loop_ends)}
+    lambdas = gate_lambda.float().cpu()
+    cdf = halting.cdf(halting.stopping_distribution(lambdas)).tolist()
+    rows = lambdas.tolist()
+    at = [loop.get(coordinate) for coordinate in model.axis]
+    return (
+        [None if r is None else row[r] for row in rows for r in at],
+        [None if r is None else row[r] for row in cdf for r in at],
+    )
+
+
+def _items_table(targets: Sequence[Target]) -> pl.DataFrame:
+    return tables.conform("items", [_item_row(target) for target in targets])
+
+
+def _item_row(target: Target) -> dict[str, object]:
+    item = target.item
+    facts = [
+        {
+            "subject": fact.subject,
+            "relation": fact.relation,
+            "object": fact.object,
+            "role": fact.role,
+            "hop": fact.hop,
+            "start": fact.span.start,
+            "end": fact.span.end,
+        }
+        for fact in item.facts
+    ]
+    return {
+        "item": item.id,
+        "story": item.story_id,
+        "task": item.task,
+        "hops": item.hops,
+        "split": item.split,
+        "form": item.form,
+        "template": item.template,
+        "order": item.order,
+        "distractors": item.distractors,
+        "question": item.question,
+        "answer": item.answer,
+        "plausible": list(item.plausible),
+        "candidates": list(item.candidates),
+        "chain_relations": list(item.chain_relations),
+        "text": item.text,
+        "facts": facts,
+        "n_tokens": len(target.prompt_ids),
+        "bos": target.bos,
+        "prompt_ids": list(target.prompt_ids),
+        "answer_ids": list(target.answer_ids),
+        "n_collisions": target.n_collisions,
+        "first_token_only": target.first_token_only,
+        "seed": item.seed,
+    }
+
+
+class _Decoder:
+    """Token id → text, remembered; ids that the tokenizer does not have read as <id>."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._size = len(tokenizer)
+        self._known: dict[int, str] = {}
+
+    def __call__(self, token: int) -> str:
+        if token not in self._known:
+            text = self._tokenizer.decode([token]) if token < self._size else ""
+            self._known[token] = text or f"<{token}>"
+        return self._known[token]

@@ -1,0 +1,224 @@
+"""From an item to token ids: the prompt, the answer, and what it takes to tell the candidate answers apart.
+
+The answer's tokens are found in context: prompt and prompt + answer are tokenised and compared. A tokenizer
+that merges the end of the prompt with the beginning of the answer has no token at which the answer begins,
+and is refused.
+
+Candidates are told apart by their first token where that is enough. Where two of them share it ("father" and
+"father-in-law" under most byte-pair tokenizers), the words form a tree, and a word's score multiplies the
+probabilities of the right turn at each branching:
+
+    father         p(" father") · (1 − p("-" | " father"))
+    father-in-law  p(" father") · p("-" | " father")
+
+so that the scores of all candidates are disjoint events and add up to at most 1. A branching is read by one
+more state, at the last token of the common part (`Target.nodes`).
+
+BOS: whatever the tokenizer puts before a text by default is kept (and stored: `bos`, `prompt_ids`), what it
+puts behind is dropped, and a prompt that spells out its BOS does not get a second one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from depthprobe.errors import UserError
+from depthprobe.tasks.items import Item
+
+Path = tuple[int, ...]
+_CHUNK = 64  # items tokenised together
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A place where words part: after `suffix`, one of `tokens` comes next.
+
+    `stops`: a word ends here while others go on; its share is what the tokens leave over.
+    """
+
+    suffix: Path
+    tokens: tuple[int, ...]
+    stops: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One item as token ids.
+
+    Attributes:
+        item: the item.
+        prompt_ids: of `item.text`, with BOS if the tokenizer adds one.
+        bos: whether the prompt begins with a BOS token.
+        words: candidates, then plausible answers that are none of them.
+        paths: token ids of each word after this prompt.
+        n_candidates: the first so many words are the candidates.
+        answer: index of the answer in `words`.
+        plausible: indices of the plausible answers in `words`.
+        nodes: the root (suffix ()) and every later place where words part.
+        turns: for each word, its turns as (index of node, index of token in the node; −1 for the stop).
+    """
+
+    item: Item
+    prompt_ids: Path
+    bos: bool
+    words: tuple[str, ...]
+    paths: tuple[Path, ...]
+    n_candidates: int
+    answer: int
+    plausible: tuple[int, ...]
+    nodes: tuple[Node, ...]
+    turns: tuple[tuple[tuple[int, int], ...], ...]
+
+    @property
+    def answer_ids(self) -> Path:
+        return self.paths[self.answer]
+
+    @property
+    def n_collisions(self) -> int:
+        """Candidates whose first token another candidate shares."""
+        firsts = [path[0] for path in self.paths[: self.n_candidates]]
+        return sum(firsts.count(first) > 1 for first in firsts)
+
+    @property
+    def first_token_only(self) -> bool:
+        """Whether first tokens alone tell all words apart."""
+        return len(self.nodes) == 1
+
+    @property
+    def n_positions(self) -> int:
+        """Most tokens that the model is given for this item: the prompt and the beginnings that are read."""
+        longest = max([len(node.suffix) for node in self.nodes] + [len(self.answer_ids) - 1])
+        return len(self.prompt_ids) + longest
+
+
+def resolve(tokenizer: Any, items: Sequence[Item]) -> Iterator[Target]:
+    """Targets of items, in order.
+
+    Raises:
+        UserError: no tokenizer; a prompt or an answer that it cannot express; tokens that merge across the
+            boundary; two candidates with the same tokens.
+    """
+    if tokenizer is None:
+        raise UserError("the model has no tokenizer", remedy="put one beside the weights")
+    rest = iter(items)
+    while chunk := list(islice(rest, _CHUNK)):
+        words = [_words(item) for item in chunk]
+        prompts = _encode(tokenizer, [item.text for item in chunk])
+        framed = _encode(tokenizer, [item.text for item in chunk], special=True)
+        whole = iter(
+            _encode(
+                tokenizer,
+                [
+                    item.text + item.continuation(word)
+                    for item, kinds in zip(chunk, words, strict=True)
+                    for word in kinds
+                ],
+            )
+        )
+        for item, kinds, plain, full in zip(chunk, words, prompts, framed, strict=True):
+            yield _target(tokenizer, item, kinds, plain, full, list(islice(whole, len(kinds))))
+
+
+def branchings(paths: Sequence[Path]) -> tuple[tuple[Node, ...], tuple[tuple[tuple[int, int], ...], ...]]:
+    """Where the words with these (distinct, non-empty) paths part, and the turns of each. See `Target`."""
+    nexts: dict[Path, list[int]] = {}
+    for path in paths:
+        for depth, token in enumerate(path):
+            tokens = nexts.setdefault(path[:depth], [])
+            if token not in tokens:
+                tokens.append(token)
+    ends = set(paths)
+    nodes = [
+        Node(suffix, tuple(tokens), suffix in ends)
+        for suffix, tokens in nexts.items()
+        if not suffix or len(tokens) > 1 or suffix in ends
+    ]
+    index = {node.suffix: number for number, node in enumerate(nodes)}
+    turns = []
+    for path in paths:
+        steps = [
+            (index[path[:depth]], nodes[index[path[:depth]]].tokens.index(token))
+            for depth, token in enumerate(path)
+            if path[:depth] in index
+        ]
+        turns.append((*steps, (index[path], -1)) if path in index else tuple(steps))
+    return tuple(nodes), tuple(turns)
+
+
+def _words(item: Item) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*item.candidates, *item.plausible, item.answer)))
+
+
+def _target(
+    tokenizer: Any,
+    item: Item,
+    words: tuple[str, ...],
+    plain: list[int],
+    full: list[int],
+    whole: list[list[int]],
+) -> Target:
+    where = f"item {item.id}"
+    unknown = tokenizer.unk_token_id
+    if not plain or unknown in plain:
+        what = "the tokenizer cannot express the question" if plain else "the question has no tokens"
+        raise UserError(
+            what, where=where, remedy="give data in words that this model knows, or another model"
+        )
+    paths: list[Path] = []
+    for word, ids in zip(words, whole, strict=True):
+        path = tuple(ids[len(plain) :])
+        if ids[: len(plain)] != plain:
+            raise UserError(
+                f"the tokenizer merges the end of the question with the answer '{word}'",
+                where=where,
+                remedy="give another question form, or a model whose tokenizer begins words with their space",
+            )
+        if not path or unknown in path:
+            remedy = "give data whose answers this model knows, or another model"
+            raise UserError(f"the tokenizer cannot express the answer '{word}'", where=where, remedy=remedy)
+        paths.append(path)
+    twins: dict[Path, str] = {}
+    for word, path in zip(words, paths, strict=True):
+        if path in twins:
+            what = f"the tokenizer gives the answers '{twins[path]}' and '{word}' the same tokens"
+            raise UserError(what, where=where, remedy="give other candidates, or another model")
+        twins[path] = word
+    prompt = _frame(tokenizer, plain, full)
+    nodes, turns = branchings(paths)
+    return Target(
+        item=item,
+        prompt_ids=prompt,
+        bos=tokenizer.bos_token_id is not None and prompt[0] == tokenizer.bos_token_id,
+        words=words,
+        paths=tuple(paths),
+        n_candidates=len(dict.fromkeys(item.candidates)),
+        answer=words.index(item.answer),
+        plausible=tuple(words.index(word) for word in dict.fromkeys(item.plausible)),
+        nodes=nodes,
+        turns=turns,
+    )
+
+
+def _frame(tokenizer: Any, plain: list[int], full: list[int]) -> Path:
+    """The prompt with what the tokenizer puts in front (and without what it puts behind)."""
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            front = full[:start]
+            if front and plain[0] == front[-1] == tokenizer.bos_token_id:
+                front = front[:-1]
+            return (*front, *plain)
+    return tuple(plain)  # special tokens change the text's own tokens: leave them out
+
+
+def _encode(tokenizer: Any, texts: list[str], *, special: bool = False) -> list[list[int]]:
+    out = tokenizer(
+        texts,
+        add_special_tokens=special,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
+    return out["input_ids"]
