@@ -1,9 +1,10 @@
-"""A bag-of-words logistic regression: what the words of a text say about its answer when their order is thrown away.
+"""A bag-of-words logistic regression: what the words of a text say about its answer when their order is
+thrown away.
 
-It is the baseline that knows nothing of kinship: multinomial logistic regression on word counts with an L2 penalty,
-fitted by accelerated full-batch gradient descent in plain numpy. (scikit-learn would be a large dependency for forty
-lines; with a step of 1/L and 200 steps the fit is within a percent of the optimum on the sizes used here, and it is
-deterministic.)
+It is the baseline that knows nothing of kinship: multinomial logistic regression on word counts with an L2
+penalty, fitted by accelerated full-batch gradient descent in plain numpy. (scikit-learn would be a large
+dependency for forty lines; with a step of 1/L and 200 steps the fit is within a percent of the optimum on
+the sizes used here, and it is deterministic.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Intervals for accuracies whose items are not independent.
 
-All rungs of a ladder share a story and many items share a relation chain (about 450 distinct chains exist at three
-hops), so the unit that is drawn anew is the cluster, not the item.
+All rungs of a ladder share a story and many items share a relation chain (about 450 distinct chains exist
+at three hops), so the unit that is drawn anew is the cluster, not the item.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def clustered_interval(
         clusters: [n] the cluster of each item.
 
     Returns:
-        mean, low, high. Where every item has the same score 0 or 1 a bootstrap has no width; then the interval is
-        Wilson's over the number of clusters. NaN mean and (0, 1) for no items.
+        mean, low, high. Where every item has the same score 0 or 1 a bootstrap has no width; then the
+        interval is Wilson's over the number of clusters. NaN mean and (0, 1) for no items.
     """
     values = np.asarray(scores, np.float64)
     if len(values) != len(clusters):

@@ -9,7 +9,8 @@ from depthprobe.tasks.bag_of_words import BagOfWords
 
 
 def test_learns_a_word_that_decides() -> None:
-    texts = [f"{noise} {word} said" for noise in ("one", "two", "three") for word in ("red", "blue", "son-in-law")]
+    words = ("red", "blue", "son-in-law")
+    texts = [f"{noise} {word} said" for noise in ("one", "two", "three") for word in words]
     answers = [{"red": "a", "blue": "b", "son-in-law": "c"}[text.split()[1]] for text in texts]
     model = BagOfWords().fit(texts, answers)
     odds = model.log_odds(["four red", "four blue", "four son-in-law"])

@@ -1,0 +1,300 @@
+"""Baselines that do not follow the chain, to stand beside every accuracy.
+
+A model that scores .75 on a question of four hops is not composing if a table indexed by the first and the
+last relation scores .75 as well. Each baseline below reads less than the whole chain, or reads it without
+its order.
+
+Kinship (the answer is a relation); tables are learnt from training items, separately for each number of hops:
+    majority             the commonest answer
+    last_fact            ... given the relation of the fact that the story tells last
+    last_relation        ... given the last relation of the chain
+    first_last           ... given the first and the last relation of the chain
+    generation_last      ... given the sum of generations along the chain and the last relation
+    multiset_last        ... given all relations of the chain without their order, and the last relation
+    word_in_story        the likeliest answer among the relation words that stand in the story
+    answer_in_story      no rule but a bound: how often the answer stands in the story as a word
+A table that has not seen its key falls back on the next coarser one, down to the majority.
+
+Follow (the answer is a person); no training, the expected accuracy of a uniform choice among
+    random_person        everybody but the person asked about
+    right_gender         ... those not known to have the wrong gender for the last word
+    last_mentioned       the person whom the story names last
+    random_walk          where k random steps along stated facts end, from the person asked about
+    last_word            everybody who is said to be somebody's "<last word>"
+    last_two_words       everybody who is said to be the last word of somebody's last word but one
+
+Both: bag_of_words       logistic regression on the words of story and question (bag_of_words.py)
+Anything else (your own data): random_candidate, and bag_of_words where there are training items.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .bag_of_words import BagOfWords
+from .intervals import clustered_interval
+from .items import GENDER_WORDS, Fact, Item
+from .kinship import GENDER, GENERATION
+
+__all__ = ["SHORTCUTS", "best_shortcut", "shortcut_scores", "shortcut_table"]
+
+Feature = Callable[[Item], Hashable]
+
+#: Bounds and not rules: they stand in the table but never compete for the best shortcut.
+BOUNDS = frozenset({"answer_in_story"})
+
+
+def relation_facts(item: Item) -> list[Fact]:
+    """The facts that relate two people, in the order of the story."""
+    return [fact for fact in item.facts if fact.object]
+
+
+# ------------------------------------------------ kinship: tables learnt from training items
+
+
+def _majority(item: Item) -> Hashable:
+    return ()
+
+
+def _last_relation(item: Item) -> Hashable:
+    return item.chain_relations[-1]
+
+
+def _last_fact(item: Item) -> Hashable:
+    facts = relation_facts(item)
+    return facts[-1].relation if facts else None
+
+
+def _first_last(item: Item) -> Hashable:
+    return item.chain_relations[0], item.chain_relations[-1]
+
+
+def _generation_last(item: Item) -> Hashable:
+    return sum(GENERATION.get(r, 0) for r in item.chain_relations), item.chain_relations[-1]
+
+
+def _multiset_last(item: Item) -> Hashable:
+    return tuple(sorted(item.chain_relations)), item.chain_relations[-1]
+
+
+#: name -> what the table is indexed by, then what it falls back on
+TABLES: dict[str, tuple[Feature, ...]] = {
+    "majority": (_majority,),
+    "last_fact": (_last_fact, _majority),
+    "last_relation": (_last_relation, _majority),
+    "first_last": (_first_last, _last_relation, _majority),
+    "generation_last": (_generation_last, _last_relation, _majority),
+    "multiset_last": (_multiset_last, _generation_last, _last_relation, _majority),
+}
+
+
+def _table(features: tuple[Feature, ...], train: Sequence[Item], test: Sequence[Item]) -> list[float]:
+    seen: list[dict[Hashable, Counter[str]]] = [defaultdict(Counter) for _ in features]
+    for item in train:
+        for counts, feature in zip(seen, features, strict=True):
+            counts[feature(item)][item.answer] += 1
+
+    def guess(item: Item) -> str | None:
+        for counts, feature in zip(seen, features, strict=True):
+            if found := counts.get(feature(item)):
+                return _commonest(found)
+        return None
+
+    return [float(guess(item) == item.answer) for item in test]
+
+
+def _commonest(counts: Counter[str]) -> str:
+    return min(
+        counts, key=lambda word: (-counts[word], word)
+    )  # ties by the alphabet, not by the order of training
+
+
+def _word_in_story(train: Sequence[Item], test: Sequence[Item]) -> list[float]:
+    # how likely a word is the answer, given that it stands in the story
+    present, right = Counter[str](), Counter[str]()
+    for item in train:
+        words = {fact.relation for fact in relation_facts(item)}
+        present.update(words)
+        right.update({item.answer} & words)
+    scores: list[float] = []
+    for item in test:
+        words = sorted({fact.relation for fact in relation_facts(item)})
+        best = max(words, key=lambda word: right[word] / max(present[word], 1), default=None)
+        scores.append(float(best == item.answer))
+    return scores
+
+
+def _answer_in_story(item: Item) -> float:
+    return float(any(fact.relation == item.answer for fact in relation_facts(item)))
+
+
+# ------------------------------------------------ follow: expected accuracy of a uniform choice
+
+
+def _choice(item: Item, among: Iterable[str]) -> float:
+    pool = set(among)
+    return 1 / len(pool) if item.answer in pool else 0.0
+
+
+def _others(item: Item) -> list[str]:
+    return [person for person in item.candidates if person != item.chain_people[0]]
+
+
+def known_genders(item: Item) -> dict[str, bool]:
+    """Who is known to be male (True) or female (False) from the stated facts alone."""
+    genders: dict[str, bool] = {}
+    for fact in item.facts:
+        if fact.relation in GENDER_WORDS:
+            genders[fact.subject] = fact.relation == GENDER_WORDS[1]
+        elif (male := GENDER.get(fact.relation)) is not None:
+            genders[fact.subject] = male
+            if fact.relation in ("husband", "wife"):
+                genders.setdefault(fact.object, not male)
+    return genders
+
+
+def _right_gender(item: Item) -> float:
+    wanted, known = GENDER.get(item.chain_relations[-1]), known_genders(item)
+    return _choice(item, (p for p in _others(item) if wanted is None or known.get(p, wanted) == wanted))
+
+
+def _last_mentioned(item: Item) -> float:
+    mentions = [
+        (span.end, name)
+        for fact in item.facts
+        for span, name in ((fact.subject_span, fact.subject), (fact.object_span, fact.object))
+        if name
+    ]
+    return float(bool(mentions) and max(mentions)[1] == item.answer)
+
+
+def _random_walk(item: Item) -> float:
+    """Walks that cannot go on before k steps are made count as lost and the others share their weight."""
+    steps: dict[str, list[str]] = defaultdict(list)
+    for fact in relation_facts(item):
+        steps[fact.object].append(fact.subject)
+    where = {item.chain_people[0]: 1.0}
+    for _ in range(item.hops):
+        moved: dict[str, float] = defaultdict(float)
+        for person, weight in where.items():
+            for other in steps.get(person, ()):
+                moved[other] += weight / len(steps[person])
+        where = moved
+    total = sum(where.values())
+    return where.get(item.answer, 0.0) / total if total else 1 / len(item.candidates)
+
+
+def _last_word(item: Item) -> float:
+    word = item.chain_relations[-1]
+    return _choice(item, (fact.subject for fact in relation_facts(item) if fact.relation == word))
+
+
+def _last_two_words(item: Item) -> float:
+    if item.hops == 1:
+        return _last_word(item)
+    first, second = item.chain_relations[-2:]
+    reached = {fact.subject for fact in relation_facts(item) if fact.relation == first}
+    pool = (
+        fact.subject for fact in relation_facts(item) if fact.relation == second and fact.object in reached
+    )
+    return _choice(item, pool)
+
+
+CHOICES: dict[str, Callable[[Item], float]] = {
+    "random_person": lambda item: _choice(item, _others(item)),
+    "right_gender": _right_gender,
+    "last_mentioned": _last_mentioned,
+    "random_walk": _random_walk,
+    "last_word": _last_word,
+    "last_two_words": _last_two_words,
+}
+
+# ------------------------------------------------ both
+
+
+def _bag_of_words(train: Sequence[Item], test: Sequence[Item]) -> list[float]:
+    model = BagOfWords().fit([item.text for item in train], [item.answer for item in train])
+    column = {name: i for i, name in enumerate(model.classes)}
+    scores: list[float] = []
+    for item, odds in zip(test, model.log_odds([item.text for item in test]), strict=True):
+        known = [word for word in item.candidates if word in column]
+        if not known:
+            scores.append(1 / len(item.candidates))
+        else:
+            scores.append(float(known[int(np.argmax([odds[column[word]] for word in known]))] == item.answer))
+    return scores
+
+
+#: the baselines of each task, in the order in which tables show them
+SHORTCUTS: dict[str, tuple[str, ...]] = {
+    "kinship": (*TABLES, "word_in_story", "answer_in_story", "bag_of_words"),
+    "follow": (*CHOICES, "bag_of_words"),
+}
+
+
+def shortcut_scores(name: str, train: Sequence[Item], test: Sequence[Item]) -> list[float]:
+    """Score of each test item under one baseline: 0 or 1, or the expected accuracy of a random choice.
+
+    Args:
+        name: one of `SHORTCUTS`, or "random_candidate".
+        train, test: items of one task and one number of hops; `train` may be empty for baselines that learn
+            nothing.
+
+    Raises:
+        ValueError: an unknown name, or no training items for a baseline that learns.
+    """
+    if name in CHOICES:
+        return [CHOICES[name](item) for item in test]
+    if name == "answer_in_story":
+        return [_answer_in_story(item) for item in test]
+    if name == "random_candidate":
+        return [1 / len(item.candidates) for item in test]
+    if not train:
+        raise ValueError(f"the shortcut {name} needs training items")
+    if name in TABLES:
+        return _table(TABLES[name], train, test)
+    if name == "word_in_story":
+        return _word_in_story(train, test)
+    if name == "bag_of_words":
+        return _bag_of_words(train, test)
+    raise ValueError(f"no shortcut named {name}")
+
+
+def shortcut_table(train_items: Iterable[Item], test_items: Iterable[Item]) -> list[dict[str, Any]]:
+    """Accuracy of every baseline by task and hops, fitted on one set of items and measured on the other.
+
+    Returns:
+        Rows of the table `shortcuts`: task, hops, shortcut, accuracy, low, high, n. Intervals are 95 %,
+        over the chains of relations for kinship (a shortcut is right or wrong on a whole chain) and over
+        stories otherwise. Baselines that learn are left out where no training item has the same task and
+        hops.
+    """
+    train, test = _by_task_and_hops(train_items), _by_task_and_hops(test_items)
+    rows: list[dict[str, Any]] = []
+    for (task, hops), items in sorted(test.items()):
+        known = train.get((task, hops), [])
+        clusters: list[Hashable] = [i.chain_relations if task == "kinship" else i.story_id for i in items]
+        for name in SHORTCUTS.get(task, ("random_candidate", "bag_of_words")):
+            if not known and name not in CHOICES and name not in ("answer_in_story", "random_candidate"):
+                continue
+            accuracy, low, high = clustered_interval(shortcut_scores(name, known, items), clusters)
+            row = {"task": task, "hops": hops, "shortcut": name}
+            rows.append({**row, "accuracy": accuracy, "low": low, "high": high, "n": len(items)})
+    return rows
+
+
+def best_shortcut(rows: Iterable[dict[str, Any]], task: str, hops: int) -> dict[str, Any] | None:
+    """The row of the most accurate rule (bounds do not count) for a task and hops; None if there is none."""
+    rules = [r for r in rows if r["task"] == task and r["hops"] == hops and r["shortcut"] not in BOUNDS]
+    return max(rules, key=lambda row: row["accuracy"], default=None)
+
+
+def _by_task_and_hops(items: Iterable[Item]) -> dict[tuple[str, int], list[Item]]:
+    groups: dict[tuple[str, int], list[Item]] = defaultdict(list)
+    for item in items:
+        groups[item.task, item.hops].append(item)
+    return groups
