@@ -4,6 +4,7 @@
 
     model = depthprobe.load("family-demo")                      # depthprobe.depth.DepthModel
     stories = depthprobe.tasks.generate_items("kinship", 10)    # items of known hop count
+    result = depthprobe.analyze("family-demo")                  # a run folder with tables and a report
 
 Nothing heavy is imported until it is asked for (PEP 562), so that the command line answers at once.
 """
@@ -14,19 +15,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from depthprobe import analysis, depth, halting, lens, models, report, runs, tables, tasks, training
+    from depthprobe import analysis, depth, halting, lens, models, pipeline, report, runs, tables, tasks
+    from depthprobe import training as training
     from depthprobe.depth import load
     from depthprobe.errors import UserError
+    from depthprobe.pipeline import analyze
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "load", "UserError", "tasks", "halting", "models", "depth", "lens", "training", "tables", "analysis",
-    "report", "runs", "__version__",
+    "load", "analyze", "UserError", "tasks", "halting", "models", "depth", "lens", "training", "tables",
+    "analysis", "report", "runs", "pipeline", "__version__",
 ]  # fmt: skip
 
 #: name -> (module, attribute); a room is its own module and needs no entry
-_ATTRIBUTES = {"load": ("depthprobe.depth", "load"), "UserError": ("depthprobe.errors", "UserError")}
+_ATTRIBUTES = {
+    "load": ("depthprobe.depth", "load"),
+    "analyze": ("depthprobe.pipeline", "analyze"),
+    "UserError": ("depthprobe.errors", "UserError"),
+}
 _ROOMS = frozenset(__all__) - _ATTRIBUTES.keys() - {"__version__"}
 
 
