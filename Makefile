@@ -5,7 +5,8 @@
 #   make test                     linters, types, import contracts, tests
 #
 # Variables: PYTHON (3.11 or newer), TORCH (one exact version; an open range brings a CUDA build of several
-# gigabytes), MODEL, OUT, ARGS (more options for `depthprobe analyze`), PYTEST_ARGS.
+# gigabytes), MODEL, OUT (the run folder; default a new one in runs/), ARGS (more options for
+# `depthprobe analyze`), PYTEST_ARGS.
 
 .DEFAULT_GOAL := help
 .PHONY: help analyze test lint doctor clean
@@ -13,7 +14,7 @@
 
 TORCH ?= torch==2.13.0
 MODEL ?= family-demo
-OUT ?= runs/$(notdir $(MODEL))
+OUT ?=
 ARGS ?=
 PYTEST_ARGS ?= -n 2
 
@@ -63,8 +64,7 @@ else
 analyze: $(ALL)
 endif
 analyze:
-	@$(BIN)/depthprobe analyze $(MODEL) --out $(OUT) $(ARGS)
-	@echo "report: $(abspath $(OUT))/report.html"
+	@$(BIN)/depthprobe analyze $(MODEL) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 lint: $(DEV)
 	$(BIN)/ruff check .
