@@ -121,14 +121,17 @@ def _bring_family(tree: FamilyBuilder, rng: random.Random, person: int, grand: b
             tree.child(elders[0], rng.random() < 0.5)
 
 
-def full_ball(male: bool) -> tuple[FamilyGraph, int]:
-    """A family tree around one person (of the given gender) in which all that can happen nearby
-    does happen.
+def full_ball(male: bool, brood: int = 2) -> tuple[FamilyGraph, int]:
+    """A family tree around one person in which all that can happen among their relatives does happen.
 
-    Everybody within reach of any named relation of the centre is there, and every family on the way has two
-    sons and two daughters besides the one on the path, so that "the same one" and "another one" of either
-    gender both occur. Two people, each related to the centre, are connected by a path inside the two paths to
-    the centre; so the ball holds every way in which two relations can meet at a person.
+    Everybody in a named relation to the centre is there, and every family on the way has `brood` sons and
+    `brood` daughters besides the one on the path; with two, "the same one" and "another one" of either
+    gender both occur. Two relatives of the centre are connected by a path inside their two paths to the
+    centre; so the ball holds every way in which two relations can meet at a person.
+
+    Args:
+        male: gender of the centre.
+        brood: sons, and daughters, of every couple (great-grandchildren at most two of each).
 
     Returns:
         The graph and the number of the centre.
@@ -136,28 +139,21 @@ def full_ball(male: bool) -> tuple[FamilyGraph, int]:
     tree = FamilyBuilder()
     centre = tree.person(male)
 
-    def brood(person: int) -> list[int]:
-        return [tree.child(person, m) for m in (True, True, False, False)]
+    def children(person: int, each: int = brood) -> list[int]:
+        return [tree.child(person, m) for m in (True, False) for _ in range(each)]
 
     def siblings(person: int) -> list[int]:
-        return brood(tree.parents(person)[0])
+        return children(tree.parents(person)[0])
 
     for sibling in siblings(centre):
-        brood(sibling)
-    spouse = tree.wed(centre)
-    for sibling in siblings(spouse):
-        brood(sibling)
+        children(sibling)
+    siblings(tree.wed(centre))
     for parent in tree.parents(centre):
         for uncle in siblings(parent):
-            brood(uncle)
+            children(uncle)
         for grandparent in tree.parents(parent):
-            siblings(grandparent)
-            for great in tree.parents(grandparent):
-                siblings(great)
-    for child in brood(centre):
-        tree.wed(child)
-        for grandchild in brood(child):
-            tree.wed(grandchild)
-            for great in brood(grandchild):
-                tree.wed(great)
+            tree.parents(grandparent)
+    for child in children(centre):
+        for grandchild in children(child):
+            children(grandchild, min(brood, 2))
     return tree.build(), centre

@@ -29,7 +29,6 @@ from .stories import (
     render_kinship_question,
     render_story,
 )
-from .worlds import world_pool
 
 ORDERS: tuple[str, ...] = ("forward", "reverse", "shuffled")
 MOST_HOPS = 8
@@ -63,8 +62,8 @@ class Generator:
         task: "kinship" or "follow".
         hops: the rungs k of the ladder, within 1 ... 8. The chain is as long as the largest.
         n_facts: facts of every story, gender facts apart. Default for kinship: the largest k, with
-            distractors four more. Default for follow: twice the largest k (12 for k up to 6), which a chain and
-            its decoys need.
+            distractors four more. Default for follow: twice the largest k (12 for k up to 6), which a
+            chain and its decoys need.
         orders: "forward" (the chain in order, distractors anywhere between), "reverse", "shuffled".
         distractors: "none", "offchain", "branch", "decoy"; default "none" for kinship, "decoy" for follow.
             Only with "decoy" does follow have its guarantees (see `plans.plan_follow`).
@@ -118,7 +117,6 @@ class Generator:
             )
         self.split: Split | None = None if split is None else "heldout" if split == "heldout" else "train"
         self.seed = seed
-        self._worlds = world_pool(seed)
         self._last: tuple[int, _Story] | None = None
 
     def story(self, i: int) -> list[Item]:
@@ -213,10 +211,12 @@ class Generator:
         return story
 
     def _plan(self, rng: random.Random, distractors: str) -> Plan:
-        make = plan_kinship if self.task == "kinship" else plan_follow
         n_facts = self._facts_with(distractors)
         for _ in range(_ATTEMPTS):
-            plan = make(rng, rng.choice(self._worlds), self.longest, n_facts, distractors, self.split)
+            if self.task == "kinship":
+                plan = plan_kinship(rng, self.longest, n_facts, distractors, self.split)
+            else:
+                plan = plan_follow(rng, self.seed, self.longest, n_facts, distractors, self.split)
             if plan is not None:
                 return plan
         raise UserError(

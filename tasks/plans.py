@@ -7,12 +7,13 @@ true in one family at once.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
-from .kinship import RELATIONS, algebra
+from .chains import draw_chain
+from .kinship import RELATIONS
 from .splits import HASHED_RELATIONS, Split, split_of
-from .worlds import World
+from .worlds import World, kinship_worlds, world_pool
 
 Triple = tuple[int, int, int]  # (subject, relation, object): people of the world, an index into RELATIONS
 
@@ -37,40 +38,28 @@ class Plan:
 
 
 def plan_kinship(
-    rng: random.Random, world: World, length: int, n_facts: int, distractors: str, split: Split | None
+    rng: random.Random, length: int, n_facts: int, distractors: str, split: Split | None
 ) -> Plan | None:
-    """One attempt at a kinship story; None if this walk ended early.
+    """One attempt at a kinship story; None if no family can have this chain.
 
     The chain is a simple path whose left fold is defined at every prefix. No two people of a family tree
     stand in two relations, so the fold is also what the family says.
     """
-    strict = algebra().strict
-    here = rng.randrange(len(world))
-    path, relations = [here], []
-    folded = -1
-    for _ in range(length):
-        ways = [
-            r
-            for r, people in world.reach[here].items()
-            if (folded < 0 or strict[folded][r] >= 0) and any(p not in path for p in people)
-        ]
-        if not ways:
-            return None
-        relation = rng.choice(ways)
-        here = rng.choice([p for p in world.reach[here][relation] if p not in path])
-        folded = relation if folded < 0 else strict[folded][relation]
-        path.append(here)
-        relations.append(relation)
-        if len(relations) == HASHED_RELATIONS and not _fits(relations, split):
-            return None
+    relations = draw_chain(rng, length)
+    while not _fits(relations, split):
+        relations = draw_chain(rng, length)
+    world, centre = rng.choice(kinship_worlds())
+    path = [centre]
+    if not _extend(rng, world, relations, (), None, path):
+        return None
     facts = _chain_facts(path, relations)
     if not _add_distractors(rng, world, path, relations, facts, n_facts, distractors, lambda person: True):
         return None
-    return Plan(world, tuple(path), tuple(relations), tuple(facts))
+    return Plan(world, tuple(path), relations, tuple(facts))
 
 
 def plan_follow(
-    rng: random.Random, world: World, length: int, n_facts: int, distractors: str, split: Split | None
+    rng: random.Random, seed: int, length: int, n_facts: int, distractors: str, split: Split | None
 ) -> Plan | None:
     """One attempt at a follow story; None if it did not work out.
 
@@ -78,6 +67,7 @@ def plan_follow(
     second path of other people goes through the same relation words in the same order, so that no run of
     words of the question, up to all of them, tells the answer without the person it starts from.
     """
+    world = rng.choice(world_pool(seed))
     here = rng.randrange(len(world))
     path, relations = [here], []
     barred: set[int] = set()  # would make an earlier hop ambiguous
@@ -102,7 +92,7 @@ def plan_follow(
         return person not in barred
 
     if distractors == "decoy":
-        second = _second_path(rng, world, path, relations, barred)
+        second = _find_path(rng, world, relations, starts=12, barred=barred, unlike=path)
         if second is None:
             return None
         for fact in _chain_facts(second, relations):
@@ -115,47 +105,54 @@ def plan_follow(
     return Plan(world, tuple(path), tuple(relations), tuple(facts))
 
 
-def _fits(relations: list[int], split: Split | None) -> bool:
+def _fits(relations: Sequence[int], split: Split | None) -> bool:
     return split is None or split_of([RELATIONS[r] for r in relations]) == split
 
 
-def _chain_facts(path: list[int], relations: list[int]) -> list[Triple]:
+def _chain_facts(path: Sequence[int], relations: Sequence[int]) -> list[Triple]:
     return [(path[j + 1], relations[j], path[j]) for j in range(len(relations))]
 
 
-def _second_path(
-    rng: random.Random, world: World, path: list[int], relations: list[int], barred: set[int]
+def _find_path(
+    rng: random.Random,
+    world: World,
+    relations: Sequence[int],
+    *,
+    starts: int,
+    barred: Container[int] = (),
+    unlike: Sequence[int] | None = None,
 ) -> list[int] | None:
-    """z_0 ... z_K with the chain's relations, z_j different from x_j throughout, or None.
+    """A simple path z_0 ... z_K through the relations, or None if a few starts did not lead to one.
 
-    A depth-first search with few starts: where a family has a second path at all it mostly has many.
+    Nobody `barred` is on it, and no z_j is unlike[j].
     """
-    starts = [z for z in {o for o, _ in world.pairs[relations[0]]} if z != path[0] and z not in barred]
-    starts.sort()
-    rng.shuffle(starts)
-    for start in starts[:12]:
-        trail = [start]
-        if _extend(rng, world, path, relations, barred, trail):
-            return trail
+    pairs = world.pairs[relations[0]]
+    for _ in range(min(starts, len(pairs))):
+        start = rng.choice(pairs)[0]
+        if start not in barred and (unlike is None or start != unlike[0]):
+            trail = [start]
+            if _extend(rng, world, relations, barred, unlike, trail):
+                return trail
     return None
 
 
 def _extend(
     rng: random.Random,
     world: World,
-    path: list[int],
-    relations: list[int],
-    barred: set[int],
+    relations: Sequence[int],
+    barred: Container[int],
+    unlike: Sequence[int] | None,
     trail: list[int],
 ) -> bool:
     at = len(trail)
-    if at == len(path):
+    if at > len(relations):
         return True
-    ahead = world.reach[trail[-1]].get(relations[at - 1], [])
-    options = [p for p in ahead if p != path[at] and p not in barred and p not in trail]
+    other = -1 if unlike is None else unlike[at]
+    ahead = world.reach[trail[-1]].get(relations[at - 1], ())
+    options = [p for p in ahead if p != other and p not in barred and p not in trail]
     for person in rng.sample(options, min(len(options), 2)):
         trail.append(person)
-        if _extend(rng, world, path, relations, barred, trail):
+        if _extend(rng, world, relations, barred, unlike, trail):
             return True
         trail.pop()
     return False
@@ -164,8 +161,8 @@ def _extend(
 def _add_distractors(
     rng: random.Random,
     world: World,
-    path: list[int],
-    relations: list[int],
+    path: Sequence[int],
+    relations: Sequence[int],
     facts: list[Triple],
     n_facts: int,
     kind: str,

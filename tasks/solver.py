@@ -1,10 +1,10 @@
 """Finds the answers of a question from the stated facts alone, by another way than the generator makes them.
 
-The generator walks one path through one family and composes along it. The solver knows neither: it takes the facts
-and the question's words and narrows down, for every two people of the story, what they can be to each other, until
-nothing changes any more (path consistency over the weak compositions of `kinship.algebra`). All masks are sets of
-relations that are possible in some family; so what is left as the only one is true in every family in which the
-facts are.
+The generator walks one path through one family and composes along it. The solver knows neither: it takes the
+facts and the question's words and narrows down, for every two people of the story, what they can be to each
+other, until nothing changes any more (path consistency over the weak compositions of `kinship.algebra`). All
+masks are sets of relations that are possible in some family; so what is left as the only one is true in every
+family in which the facts are.
 
     knowledge = Knowledge.of([("Bob", "son", "Ann"), ("Carl", "brother", "Bob")])
     knowledge.between("Carl", "Ann")        -> {"son"}
@@ -92,7 +92,7 @@ class Knowledge:
 
     @classmethod
     def of(cls, facts: Iterable[tuple[str, str, str]]) -> Knowledge:
-        """What follows from (subject, relation, object) facts; gender facts have "man" or "woman" as relation.
+        """What follows from (subject, relation, object) facts, gender facts ("man", "woman") among them.
 
         Raises:
             ContradictionError: the facts cannot all be true.
@@ -172,7 +172,7 @@ class Knowledge:
                         continue
                     old = can[x][z]
                     new = old & compose(first, can[y][z])
-                    # what follows for the way back is looked at too: an inverse may know less than the pair
+                    # the way back is looked at too: an inverse may know less than the pair
                     new &= invert(can[z][x])
                     if new != old:
                         self._narrow(x, z, new)
@@ -181,7 +181,8 @@ class Knowledge:
 def answers(item: Item) -> frozenset[str]:
     """Every answer that the item's facts allow; empty if they contradict each other.
 
-    Of the chain only the question is used: who is asked about, and for follow the relation words of the question.
+    Of the chain only the question is used: who is asked about, and for follow the relation words of the
+    question.
     """
     return ask(facts_of(item), item)
 

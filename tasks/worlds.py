@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .families import FamilyGraph, random_family
+from .families import FamilyGraph, full_ball, random_family
 from .kinship import N_RELATIONS, relation_matrix
 
 POOL_SIZE = 48
 SMALLEST = 40  # people; smaller families have few long chains and hardly a decoy
-LARGEST = 110
+LARGEST = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,26 +38,38 @@ class World:
 
 def make_world(graph: FamilyGraph) -> World:
     """Look up all relations. Pairs with two relations at once (none in family trees) count as unrelated."""
-    relation = np.maximum(relation_matrix(graph), -1).astype(int).tolist()
+    matrix = np.maximum(relation_matrix(graph), -1)
+    relation: list[list[int]] = matrix.tolist()
     n = len(relation)
     reach: list[dict[int, list[int]]] = [{} for _ in range(n)]
     pairs: list[list[tuple[int, int]]] = [[] for _ in range(N_RELATIONS)]
-    for s in range(n):
-        for o in range(n):
-            r = relation[s][o]
-            if r >= 0:
-                reach[o].setdefault(r, []).append(s)
-                pairs[r].append((o, s))
+    subjects, objects = np.nonzero(matrix >= 0)
+    for s, o in zip(subjects.tolist(), objects.tolist(), strict=True):
+        r = relation[s][o]
+        reach[o].setdefault(r, []).append(s)
+        pairs[r].append((o, s))
     return World(graph, relation, reach, pairs)
+
+
+@functools.cache
+def kinship_worlds() -> tuple[tuple[World, int], ...]:
+    """The families of kinship stories, each with its centre, from whom every chain starts.
+
+    Every person of a kinship chain is in a named relation to the first. So a ball around the first that is
+    full of relatives holds nearly every chain there can be, where random families lack most of the long
+    ones. Three sons and three daughters to a couple leave room for walks among siblings.
+    """
+    balls = (full_ball(male, brood=3) for male in (True, False))
+    return tuple((make_world(graph), centre) for graph, centre in balls)
 
 
 @functools.lru_cache(maxsize=8)
 def world_pool(seed: int, size: int = POOL_SIZE) -> tuple[World, ...]:
-    """The families from which a generator with this seed tells its stories; the same at every call."""
+    """The families of follow stories for this seed; the same at every call."""
     rng = random.Random(f"worlds/{seed}")
     worlds: list[World] = []
     while len(worlds) < size:
-        graph = random_family(rng, generations=4, children=(1, 3), outsiders=0.6)
+        graph = random_family(rng, generations=4, children=(1, 4), outsiders=0.6)
         if SMALLEST <= len(graph) <= LARGEST:
             worlds.append(make_world(graph))
     return tuple(worlds)
