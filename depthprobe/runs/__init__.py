@@ -12,7 +12,7 @@ configuration, model, set of items or version of the software; the message names
 from __future__ import annotations
 
 from depthprobe.runs.files import atomic_write, user_errors
-from depthprobe.runs.folder import RunFolder
+from depthprobe.runs.folder import RunFolder, check_free
 from depthprobe.runs.manifest import IDENTITY, SCHEMA_VERSION, compare, read_manifest
 from depthprobe.runs.provenance import git_commit, versions
 
@@ -21,6 +21,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "RunFolder",
     "atomic_write",
+    "check_free",
     "compare",
     "git_commit",
     "read_manifest",

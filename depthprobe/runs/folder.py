@@ -64,25 +64,11 @@ class RunFolder:
         Raises:
             UserError: something is there already, or the place cannot be written to.
         """
+        check_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            left = [name for name in os.listdir(path) if not name.startswith(TEMPORARY)]
-        except (FileExistsError, NotADirectoryError):
-            raise UserError(
-                "a file stands where the run folder should be", where=str(path), remedy=AGAIN
-            ) from None
         except OSError as error:
             raise as_user_error(error, path) from error
-        if "manifest.json" in left:
-            raise UserError(
-                "there is a run in this folder already",
-                where=str(path),
-                remedy="continue it with --resume, or choose another --out",
-            )
-        if left:
-            raise UserError(
-                "the folder is not empty and not a run", where=str(path), remedy="choose another --out"
-            )
         lock = locked(path)
         manifest = {
             "schema_version": SCHEMA_VERSION,
@@ -195,6 +181,30 @@ class RunFolder:
         """Remove what a killed process was in the middle of writing."""
         for file in self.path.rglob(f"{TEMPORARY}*"):
             file.unlink(missing_ok=True)
+
+
+def check_free(path: Path) -> None:
+    """Check that a run may begin in this folder.
+
+    Raises:
+        UserError: a run, or anything else, is there already.
+    """
+    try:
+        left = [name for name in os.listdir(path) if not name.startswith(TEMPORARY)]
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise UserError(
+            "a file stands where the run folder should be", where=str(path), remedy=AGAIN
+        ) from None
+    except OSError as error:
+        raise as_user_error(error, path) from error
+    if "manifest.json" in left:
+        remedy = "continue it with --resume, or choose another --out"
+        raise UserError("there is a run in this folder already", where=str(path), remedy=remedy)
+    if left:
+        what = "the folder is not empty and holds no run"
+        raise UserError(what, where=str(path), remedy="choose another --out")
 
 
 def _read(file: Path, name: str) -> pl.DataFrame:

@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 #: What has to be equal for a run to be continued, in the order in which differences are looked for.
 IDENTITY = ("config", "model", "items", "versions", "git")
 
-AGAIN = "choose another --out, or remove the folder"
+AGAIN = "choose another --out, or remove this folder"
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

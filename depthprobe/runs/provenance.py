@@ -24,8 +24,8 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def git_commit(folder: Path | None = None) -> dict[str, str] | None:
-    """Commit of the checkout that depthprobe runs from, with a digest of its changes; None outside one.
+def git_commit(folder: Path | None = None) -> str | None:
+    """Commit of the checkout that depthprobe runs from, "+" and a digest of its changes; None outside one.
 
     Only the package counts: a run folder or a note beside it does not change what is measured.
     """
@@ -43,4 +43,4 @@ def git_commit(folder: Path | None = None) -> dict[str, str] | None:
         changed = git("-C", str(root), "diff", "HEAD", "--", "depthprobe", "tasks", "kernels")
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit, "changes": hashlib.sha256(changed).hexdigest()[:12] if changed else "none"}
+    return f"{commit}+{hashlib.sha256(changed).hexdigest()[:12]}" if changed else commit

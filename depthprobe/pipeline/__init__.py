@@ -1,0 +1,15 @@
+"""Items → lens → analysis → run folder → report, in one call.
+
+import depthprobe
+result = depthprobe.analyze("family-demo", hops="1-6", n=100, out="runs/demo")
+result.summary["headline"]
+result.table("slopes")             # a polars frame
+result.report                      # path of report.html
+"""
+
+from __future__ import annotations
+
+from depthprobe.pipeline.analyze import AnalyzeResult, analyze
+from depthprobe.pipeline.config import AnalyzeConfig, parse_hops, read_config
+
+__all__ = ["AnalyzeConfig", "AnalyzeResult", "analyze", "parse_hops", "read_config"]

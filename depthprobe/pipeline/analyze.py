@@ -1,0 +1,219 @@
+"""`analyze`: how a model uses its depth on questions of known hop count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from depthprobe import analysis, tables
+from depthprobe.errors import UserError
+from depthprobe.pipeline.config import AnalyzeConfig
+from depthprobe.pipeline.questions import digest, questions, shortcut_rows
+from depthprobe.runs import RunFolder, check_free, compare, read_manifest, user_errors
+
+if TYPE_CHECKING:
+    from depthprobe.depth import DepthModel
+    from depthprobe.lens import Prepared
+
+__all__ = ["AnalyzeResult", "analyze"]
+
+#: Called with (what is being done, how much of it is done, how much there is).
+Progress = Callable[[str, int, int], None]
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True)
+class AnalyzeResult:
+    """A finished run.
+
+    Attributes:
+        folder: the run folder.
+        report: its page.
+        summary: headline and numbers, as `analysis.summarise` returns them.
+        manifest: what manifest.json holds.
+    """
+
+    folder: Path
+    report: Path
+    summary: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+
+    def table(self, name: str) -> pl.DataFrame:
+        """A table of the run by its name in `depthprobe.tables.SCHEMAS`."""
+        return tables.check(name, pl.read_parquet(self.folder / "tables" / f"{name}.parquet"))
+
+
+def analyze(
+    model: str | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    remark: Callable[[str], None] | None = None,
+    command: str | None = None,
+    **options: Any,
+) -> AnalyzeResult:
+    """Ask a model questions of rising hop count, read every depth, analyse, write a run folder and a report.
+
+    Args:
+        model: a name, folder or hub id; default the embedded model.
+        out: the run folder. Default: a new runs/<model>-<time>; with `resume` the newest unfinished one that
+            was asked the same. A folder that holds the same run, finished, is not computed again.
+        resume: continue a run that was stopped.
+        progress: is called as work goes on.
+        remark: is called with a line about anything that was left out.
+        command: how the run was asked for; kept in the manifest.
+        **options: the other fields of `AnalyzeConfig`; hops may be written "1-6".
+
+    Raises:
+        UserError: bad options, data, model or run folder, or a full disk. What was finished is kept, and
+            nothing is half-written.
+    """
+    config = AnalyzeConfig.of({"model": model, **options})
+    say, told = remark or _silent, progress or _silent
+    folder = _folder(config, out, resume)
+    begun = (folder / "manifest.json").exists()
+    if begun:
+        # the cheap half of the comparison first: nobody wants to load a model to learn of a mistyped option
+        compare(read_manifest(folder), {"config": config.as_dict()}, folder)
+        if not resume and read_manifest(folder).get("status") != "finished":
+            remedy = "continue it with --resume, or choose another --out"
+            raise UserError("there is an unfinished run in this folder", where=str(folder), remedy=remedy)
+    else:
+        check_free(folder)
+    told("questions", 0, 1)
+    items = questions(config, remark=say)
+    told("model", 0, 1)
+    from depthprobe.depth import load
+    from depthprobe.lens import prepare_items
+
+    opened = load(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    told("tokens", 0, 1)
+    prepared = prepare_items(opened, items, skip_too_long=config.skip_too_long)
+    if prepared.too_long:
+        say(f"{len(prepared.too_long)} items exceed the model's context and are left out")
+    identity = {
+        "config": config.as_dict(),
+        "model": _about(opened, config),
+        "items": {"digest": digest(items)},
+    }
+    if begun:
+        run = RunFolder.resume(folder, identity)
+    else:
+        run = RunFolder.create(folder, identity, {"command": command, "seed": config.seed})
+    with run, user_errors(folder):
+        if run.finished:
+            run.drop_parts()
+            say(f"this run is finished already: {folder}")
+        else:
+            try:
+                _compute(run, opened, prepared, config, items, told)
+            except BaseException:
+                run.remove_if_empty()
+                raise
+        from depthprobe.report import write_report
+
+        told("report", 0, 1)
+        report = write_report(folder)
+        told("report", 1, 1)
+        return AnalyzeResult(folder, report, run.manifest["summary"], run.manifest)
+
+
+def _compute(
+    run: RunFolder,
+    model: DepthModel,
+    prepared: Prepared,
+    config: AnalyzeConfig,
+    items: list[Any],
+    told: Progress,
+) -> None:
+    from depthprobe.lens import lens_rows, n_batches
+
+    n_parts = n_batches(len(prepared.targets), config.batch_size)
+    done = run.parts("lens")
+    n_items = len(prepared.targets)
+    told("lens", min(len(done) * config.batch_size, n_items), n_items)
+    for number, rows in lens_rows(model, prepared.targets, config.batch_size, done=done):
+        run.write_part("lens", number, rows)
+        done.add(number)
+        told("lens", min(len(done) * config.batch_size, n_items), n_items)
+    run.write_table("items", prepared.table)
+    lens = run.join_parts("lens", n_parts)
+    told("shortcuts", 0, 1)
+    kept = set(prepared.table["item"])
+    asked = [item for item in items if item.id in kept]
+    shortcuts = tables.conform("shortcuts", shortcut_rows(config, asked))
+    run.write_table("shortcuts", shortcuts)
+    told("analysis", 0, 1)
+    found = analysis.analyse(lens, exit_q=model.exit_q, seed=config.seed, resamples=config.resamples)
+    for name, table in found.items():
+        run.write_table(name, table)
+    summary = analysis.summarise(
+        {**found, "shortcuts": shortcuts}, name=_short_name(config.model), exit_q=model.exit_q
+    )
+    counts = {
+        "items": n_items,
+        "stories": prepared.table.select("task", "story").n_unique(),
+        "too_long": len(prepared.too_long),
+        "lens_rows": lens.height,
+    }
+    run.finish(counts=counts, summary=summary)
+
+
+def _about(model: DepthModel, config: AnalyzeConfig) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "revision": config.revision,
+        "fingerprint": model.fingerprint(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "n_loops": model.n_loops,
+        "n_layers": model.n_layers,
+        "n_depths": len(model.axis),
+        "gate": model.gate,
+        "exit_q": model.exit_q,
+        "context_length": model.context_length,
+    }
+
+
+def _folder(config: AnalyzeConfig, out: str | Path | None, resume: bool) -> Path:
+    """Where the run goes. Raises UserError if there is nothing to resume."""
+    if out is not None:
+        folder = Path(out).expanduser()
+        if resume and not (folder / "manifest.json").exists():
+            raise UserError("there is no run to resume", where=str(folder), remedy="leave out --resume")
+        return folder
+    slug = re.sub(r"[^\w.-]+", "-", _short_name(config.model)).strip("-.") or "model"
+    if resume:
+        for folder in sorted(RUNS.glob(f"{slug}-*"), reverse=True):
+            try:
+                manifest = read_manifest(folder)
+                compare(manifest, {"config": config.as_dict()}, folder)
+            except UserError:
+                continue
+            if manifest.get("status") != "finished":
+                return folder
+        where = f"{RUNS / slug}-*, unfinished and asked the same"
+        raise UserError("there is no run to resume", where=where, remedy="name its folder with --out")
+    stem = RUNS / f"{slug}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder, again = stem, 1
+    while folder.exists():
+        again += 1
+        folder = stem.with_name(f"{stem.name}-{again}")
+    return folder
+
+
+def _short_name(model: str) -> str:
+    """As the user named it; of a path the last part."""
+    return Path(model).name if model.startswith((".", "/", "~")) or Path(model).is_dir() else model
+
+
+def _silent(*_: object) -> None:
+    """Progress and remarks that nobody asked for."""

@@ -1,0 +1,230 @@
+"""What `depthprobe analyze` is asked to do: one checked configuration from options and a YAML file.
+
+# demo.yaml: the names of the options, with _ or - between words
+model: family-demo
+task: [kinship, follow]
+hops: 1-6
+n: 100
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from depthprobe.errors import UserError
+
+__all__ = ["DEFAULT_SEED", "AnalyzeConfig", "parse_hops", "read_config"]
+
+TASKS = ("kinship", "follow")
+SPLITS = ("heldout", "train", "any")
+MOST_HOPS = 8
+
+#: The recipes of our own models count their seeds from 0. Stories of another seed come from other families.
+DEFAULT_SEED = 1000
+
+
+@dataclass(frozen=True)
+class AnalyzeConfig:
+    """Everything that the numbers of a run depend on, apart from the software and the model's weights.
+
+    Attributes:
+        model: a name, folder or hub id for `depthprobe.load`.
+        task: tasks to generate; empty with `data`.
+        data: a file of items to ask instead.
+        hops: rungs of the ladder; with `data`, keep items of these hops (empty: all).
+        n: stories for each task; with `data`, keep the first n stories (None: all).
+        split: chains of three or more hops that the package's own models never saw in training ("heldout"),
+            those that they may have seen ("train"), or both ("any").
+        form, template, order, distractors: of the generated stories; None: the task's own default.
+        device, dtype, revision: for `depthprobe.load`.
+        batch_size: items run together; a part of the lens table holds one batch.
+        seed: of the stories and of the bootstrap.
+        skip_too_long: leave out items that exceed the model's context instead of refusing them.
+        resamples: bootstrap draws.
+    """
+
+    model: str = "family-demo"
+    task: tuple[str, ...] = TASKS
+    data: str | None = None
+    hops: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
+    n: int | None = 100
+    split: str = "heldout"
+    form: str | None = None
+    template: str | None = None
+    order: str | None = None
+    distractors: str | None = None
+    device: str = "cpu"
+    dtype: str = "auto"
+    revision: str | None = None
+    batch_size: int = 48
+    seed: int = DEFAULT_SEED
+    skip_too_long: bool = False
+    resamples: int = 2000
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> AnalyzeConfig:
+        """Checked values; None means "not given".
+
+        Raises:
+            UserError: an unknown name, a value of the wrong kind or out of range, options that exclude each
+                other.
+        """
+        known = {field.name for field in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise UserError(f"unknown option '{name}'", remedy=f"known: {', '.join(sorted(known))}")
+        values: dict[str, Any] = {
+            name: _READERS[name](f"option {name}", value)
+            for name, value in given.items()
+            if value is not None
+        }
+        if "data" in values:
+            for name in ("task", "form", "template", "order", "distractors", "split"):
+                if name in values:
+                    remedy = f"give --data or --{name}, not both"
+                    raise UserError(f"--data brings its own stories, so --{name} says nothing", remedy=remedy)
+            values = {"task": (), "hops": (), "n": None, **values}
+        return cls(**values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready; what a run folder stores and compares."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def parse_hops(text: str) -> tuple[int, ...]:
+    """ "1-6", "3" or "1,2,5-6" → hop counts in rising order.
+
+    Raises:
+        UserError: anything else, a range that runs backwards, or a count outside 1 … 8.
+    """
+    remedy = "give a number or a range within 1 to 8, e.g. --hops 1-6"
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:[-–]\s*(\d+)\s*)?", part)
+        if match is None:
+            raise UserError(f"'{text}' is no range of hops", remedy=remedy)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise UserError(f"the range of hops '{part.strip()}' runs backwards", remedy=remedy)
+        if first < 1 or last > MOST_HOPS:
+            raise UserError(f"hops '{part.strip()}' are out of range", remedy=remedy)
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Options from a YAML file, names with underscores; not yet checked, except that they exist.
+
+    Raises:
+        UserError: no such file, not YAML (the line), not a mapping, or an unknown name.
+    """
+    import yaml
+
+    path = Path(path)
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError("no such configuration file", where=str(path), remedy="check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the configuration cannot be read: {error}", where=str(path)) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = str(path) if mark is None else f"{path}, line {mark.line + 1}"
+        what = f"not YAML: {getattr(error, 'problem', None) or error}"
+        raise UserError(what, where=where, remedy="write it as name: value") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise UserError(
+            "the configuration is not a mapping", where=str(path), remedy="write it as name: value"
+        )
+    known = {field.name for field in fields(AnalyzeConfig)} | {"out"}
+    options: dict[str, Any] = {}
+    for key, value in found.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            remedy = f"known: {', '.join(sorted(known))}"
+            raise UserError(f"unknown option '{key}'", where=str(path), remedy=remedy)
+        options[name] = value
+    return options
+
+
+# -- one reader for each kind of value: (name for messages, value) → checked value ---------------------------
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, Path):
+        value = str(value)
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{name} is to be a text, got {value!r}")
+    return value
+
+
+def _whole(least: int) -> Callable[[str, Any], int]:
+    def read(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UserError(f"{name} is to be a whole number of at least {least}, got {value!r}")
+        return value
+
+    return read
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UserError(f"{name} is to be true or false, got {value!r}")
+    return value
+
+
+def _one_of(known: tuple[str, ...]) -> Callable[[str, Any], str]:
+    def read(name: str, value: Any) -> str:
+        if value not in known:
+            raise UserError(f"{name}: there is no '{value}'", remedy=f"one of {', '.join(known)}")
+        return str(value)
+
+    return read
+
+
+def _tasks(name: str, value: Any) -> tuple[str, ...]:
+    asked = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else None
+    if not asked:
+        raise UserError(f"{name} is to name one task or more, got {value!r}", remedy=f"of {', '.join(TASKS)}")
+    for task in asked:
+        _one_of(TASKS)(name, task)
+    return tuple(
+        task for task in TASKS if task in asked
+    )  # in one order, however often and in whatever order asked
+
+
+def _hops(name: str, value: Any) -> tuple[int, ...]:
+    if isinstance(value, str):
+        return parse_hops(value)
+    asked = list(value) if isinstance(value, (list, tuple, range)) else [value]
+    if not asked or any(isinstance(k, bool) or not isinstance(k, int) for k in asked):
+        raise UserError(f"{name} are to be whole numbers, got {value!r}", remedy="e.g. 1-6, or [1, 2, 3]")
+    return parse_hops(",".join(str(k) if k >= 0 else "?" for k in asked))
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "model": _text,
+    "task": _tasks,
+    "data": _text,
+    "hops": _hops,
+    "n": _whole(1),
+    "split": _one_of(SPLITS),
+    "form": _text,
+    "template": _text,
+    "order": _text,
+    "distractors": _text,
+    "device": _text,
+    "dtype": _text,
+    "revision": _text,
+    "batch_size": _whole(1),
+    "seed": _whole(0),
+    "skip_too_long": _flag,
+    "resamples": _whole(100),
+}

@@ -1,0 +1,92 @@
+"""The questions of a run, and those that its shortcut baselines learn from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from depthprobe.errors import UserError
+from depthprobe.pipeline.config import AnalyzeConfig
+from depthprobe.tasks.generate import Generator
+from depthprobe.tasks.io import read_data
+from depthprobe.tasks.items import TASKS, Item
+from depthprobe.tasks.shortcuts import shortcut_table
+from depthprobe.tasks.splits import HASHED_RELATIONS, split_of
+
+__all__ = ["digest", "questions", "shortcut_rows"]
+
+#: Stories that baselines are fitted on, for each task: with more the strongest gain a point at most.
+TRAINING_STORIES = 1000
+
+
+def questions(config: AnalyzeConfig, *, remark: Callable[[str], None] | None = None) -> list[Item]:
+    """Items in a fixed order: story by story, and within one by hops.
+
+    Args:
+        remark: is called with a line for each row of a data file that is left out.
+
+    Raises:
+        UserError: a setting that no story can meet, or a data file that is missing, malformed or has no such
+            items.
+    """
+    if config.data is None:
+        return [item for task in config.task for item in _generator(config, task).items(config.n or 1)]
+    items = read_data(config.data, remark=remark)
+    if config.hops:
+        kept = [item for item in items if item.hops in config.hops]
+        if not kept:
+            there = ", ".join(map(str, sorted({item.hops for item in items})))
+            raise UserError("no item has the hops asked for", where=config.data, remedy=f"it has {there}")
+        items = kept
+    if config.n is not None:
+        stories = list(dict.fromkeys((item.task, item.story_id) for item in items))[: config.n]
+        chosen = set(stories)
+        items = [item for item in items if (item.task, item.story_id) in chosen]
+    return items
+
+
+def _generator(config: AnalyzeConfig, task: str) -> Generator:
+    # no chain of one or two relations is held out, so there a split would have nothing to say
+    split = None if config.split == "any" or max(config.hops) < HASHED_RELATIONS else config.split
+    settings: dict[str, Any] = {
+        "orders": config.order,
+        "distractors": config.distractors,
+        "fact_template": config.template,
+        "form": config.form,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    return Generator(task, hops=config.hops, split=split, seed=config.seed, **given)
+
+
+def digest(items: Sequence[Item]) -> str:
+    """SHA-256 (hex) of all items: another data file of the same name is another run."""
+    total = hashlib.sha256()
+    for item in items:
+        total.update(json.dumps(item.to_dict(), sort_keys=True, ensure_ascii=False).encode())
+    return total.hexdigest()
+
+
+def shortcut_rows(config: AnalyzeConfig, items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Rows of the `shortcuts` table: baselines that do not follow the chain, on these items.
+
+    Those that learn are fitted on generated stories of the same settings with other names, told from the
+    run's items by the seed, and by the split where the run asks for held-out chains.
+    """
+    rows: list[dict[str, Any]] = []
+    for task in dict.fromkeys(item.task for item in items):
+        asked = [item for item in items if item.task == task]
+        rows += shortcut_table(_training(config, task, asked), asked)
+    return rows
+
+
+def _training(config: AnalyzeConfig, task: str, asked: Sequence[Item]) -> list[Item]:
+    hops = tuple(sorted({item.hops for item in asked if 1 <= item.hops <= 8}))
+    if task not in TASKS or not hops:
+        return []
+    held_out = config.data is None and config.split == "heldout"
+    other = replace(config, data=None, hops=hops, seed=config.seed + 1, split="train" if held_out else "any")
+    found = _generator(other, task).items(TRAINING_STORIES)
+    return [item for item in found if not held_out or split_of(item.chain_relations) == "train"]
