@@ -1,0 +1,165 @@
+"""What a figure of the report is, and the layout that all of them share.
+
+A figure is plain data in plotly's schema whose colours are tokens (`depthprobe.report.palette`), together
+with the words and the table that say the same to someone who cannot see it.
+
+    figure.plotly("dark", n_hops=6)      # a plotly Figure with real colours, for a notebook
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from depthprobe.report import palette
+from depthprobe.report.data import Axis
+
+__all__ = ["Figure", "Grid", "Key", "bounds", "depth_axis", "hops_axis", "layout"]
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', 'Helvetica Neue', Arial, sans-serif"
+ROW = 34  # pixels of a rung in figures whose rows are hops
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The table view of a figure: the numbers that it draws, already as text."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    source: str  # the Parquet file that they come from
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One entry of a legend: a mark (a class of the style sheet), its colour token and its name."""
+
+    mark: str
+    token: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One panel.
+
+    Attributes:
+        id: unique on the page.
+        title: what is drawn, a noun phrase.
+        spec: {"data": […], "layout": {…}}, colours as tokens.
+        alt: one or two sentences for a screen reader, with the numbers that matter.
+        grid: the table view.
+        keys: the legend; hops have a legend of their own for the whole section.
+        scale: (low, high) labels of the heat ramp, if it is used.
+    """
+
+    id: str
+    title: str
+    spec: dict[str, Any]
+    alt: str
+    grid: Grid
+    keys: tuple[Key, ...] = field(default=())
+    scale: tuple[str, str] | None = None
+
+    def plotly(self, theme: str = "light", n_hops: int = 8) -> Any:
+        """A `plotly.graph_objects.Figure` in the colours of a theme."""
+        from plotly.graph_objects import Figure as PlotlyFigure
+
+        return PlotlyFigure(palette.resolve(self.spec, theme, n_hops))
+
+
+def layout(*, height: int, xaxis: dict[str, Any], yaxis: dict[str, Any], left: int = 58) -> dict[str, Any]:
+    """The shared layout: no zooming (a page is scrolled over), no plotly legend (it would cover data)."""
+    common = {
+        "showline": False,
+        "zeroline": False,
+        "gridcolor": "var(--grid)",
+        "tickcolor": "var(--rule)",
+        "tickfont": {"size": 12, "color": "var(--soft)"},
+        "fixedrange": True,
+        "automargin": False,
+    }
+
+    def axis(own: dict[str, Any]) -> dict[str, Any]:
+        title = {"font": {"size": 12.5, "color": "var(--soft)"}, "standoff": 8, "text": own.get("title", "")}
+        return {**common, **own, "title": title}
+
+    second_line = 16 if "<br>" in xaxis.get("title", "") else 0
+    return {
+        "height": height + second_line,
+        "margin": {"l": left, "r": 14, "t": 10, "b": 50 + second_line, "pad": 0},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": FONT, "size": 13, "color": "var(--ink)"},
+        "showlegend": False,
+        "dragmode": False,
+        "hovermode": "closest",
+        "hoverlabel": {
+            "bgcolor": "var(--card)",
+            "bordercolor": "var(--rule)",
+            "font": {"family": FONT, "size": 12.5, "color": "var(--ink)"},
+            "align": "left",
+        },
+        "xaxis": axis(xaxis),
+        "yaxis": axis(yaxis),
+    }
+
+
+def depth_axis(axis: Axis, *, extra: tuple[float, str, float] | None = None) -> dict[str, Any]:
+    """The x axis of figures over depth; `extra` is a further column on the right (centre, label, width)."""
+    at: list[float] = [float(depth) for depth in axis.ticks()]
+    text = [axis.short(depth) for depth in axis.ticks()]
+    right = len(axis.coordinates) - 0.5
+    if extra is not None:
+        centre, label, width = extra
+        # a tick right beside the column would run into its label on a long axis
+        near = [i for i, tick in enumerate(at) if len(axis.coordinates) <= 14 or centre - tick > 0.9 * width]
+        at, text = [*(at[i] for i in near), centre], [*(text[i] for i in near), label]
+        right = centre + 0.5 * width
+    return {
+        "title": axis.title,
+        "tickmode": "array",
+        "tickvals": at,
+        "ticktext": text,
+        "tickangle": 0,
+        "range": [-0.5, right],
+        "showgrid": False,
+        "ticks": "outside",
+        "ticklen": 4,
+    }
+
+
+def hops_axis(hops: Sequence[int]) -> dict[str, Any]:
+    """A y axis with one row per hops, the fewest on top; rows are 0, 1, … so missing rungs leave no gap."""
+    return {
+        "title": "hops k",
+        "tickmode": "array",
+        "tickvals": list(range(len(hops))),
+        "ticktext": [str(k) for k in hops],
+        "range": [len(hops) - 0.5, -0.5],
+        "showgrid": False,
+    }
+
+
+def bounds(value: float, low: float | None, high: float | None) -> tuple[float, float]:
+    """Lengths of the error bar up and down; 0 where there is no interval (fewer than two stories)."""
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return 0.0, 0.0
+    return max(high - value, 0.0), max(value - low, 0.0)
+
+
+def error_bar(
+    rows: Sequence[tuple[float, float | None, float | None]], token: str, *, thickness: float = 1.6
+) -> dict[str, Any]:
+    """Asymmetric error bars of (value, low, high) rows."""
+    pairs = [bounds(*row) for row in rows]
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [up for up, _ in pairs],
+        "arrayminus": [down for _, down in pairs],
+        "color": f"var(--{token})",
+        "thickness": thickness,
+        "width": 0,
+    }

@@ -1,0 +1,313 @@
+"""One task's section as plain data for the template: headline, tiles, example, figures and findings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from depthprobe.report import panels
+from depthprobe.report.data import Run, Task
+from depthprobe.report.figures import Figure, Grid
+from depthprobe.report.palette import hop_token
+from depthprobe.report.text import count, interval, missing, number, percent, points_interval, signed
+from depthprobe.report.words import ABOUT
+
+__all__ = ["Block", "Example", "Section", "Tile", "section"]
+
+_MEASURES = (
+    ("settling", "settling depth"),
+    ("correct", "correct depth"),
+    ("plausible", "plausible depth"),
+    ("earliest_equal", "earliest equal depth"),
+)
+_EXITS = (("gate_exit", "gate exit"), ("expected_depth", "expected depth under the gate"))
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    label: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of an example's text; `hop` and `token` for a fact of the chain."""
+
+    text: str
+    hop: int | None = None
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    hops_word: str
+    parts: tuple[Part, ...]
+    answer: str
+    plausible: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    k: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A question of the section with its figures and findings."""
+
+    title: str
+    about: str
+    figures: tuple[Figure, ...] = ()
+    hops: tuple[Chip, ...] = ()
+    table: Grid | None = None
+    table_title: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    slug: str
+    title: str
+    about: str
+    headline: tuple[str, ...]
+    tiles: tuple[Tile, ...]
+    example: Example | None
+    blocks: tuple[Block, ...]
+
+
+def section(run: Run, task: Task, headline: str, exit_q: float | None) -> Section:
+    """All of a task's part of the page; `headline` is what `depthprobe.analysis.summarise` says of it."""
+    return Section(
+        slug=task.slug,
+        title=task.name.capitalize() if task.name.islower() else task.name,
+        about=ABOUT.get(task.name, "Questions from your own file."),
+        headline=tuple(re.split(r"(?<=\.)\s+(?=[A-Z])", headline)),
+        tiles=_tiles(task),
+        example=_example(run, task),
+        blocks=(_accuracy(task), _curves(run, task), _settling(task), _gate(task, exit_q)),
+    )
+
+
+# -- tiles -------------------------------------------------------------------------------------------------
+
+
+def _tiles(task: Task) -> tuple[Tile, ...]:
+    final = task.final()
+    ks = f"k = {task.hops[0]}" if len(task.hops) == 1 else f"k = {task.hops[0]} → {task.hops[-1]}"
+    tiles = [
+        Tile(
+            "Accuracy at full depth",
+            _from_to(final["accuracy"].to_list()),
+            f"{ks}, {count(final['n'][0], 'question')} each",
+        )
+    ]
+    best = task.best_shortcuts()
+    if best.height:
+        names = list(dict.fromkeys(best["shortcut"].to_list()))
+        named = ", ".join(names) if len(names) < 3 else f"{names[0]} … {names[-1]}"
+        tiles.append(Tile("Best shortcut", _from_to(best["accuracy"].to_list()), named))
+    quantity, unit = _settling_quantity(task)
+    tiles.append(_slope_tile(task, quantity, "Settling, change per hop", unit))
+    if task.has_gate:
+        tiles.append(_slope_tile(task, "gate_exit", "Gate exit, change per hop", "loops"))
+    return tuple(tiles)
+
+
+def _from_to(values: list[float]) -> str:
+    if len(values) == 1:
+        return percent(values[0])
+    return f"{percent(values[0])} → {percent(values[-1])}"
+
+
+def _settling_quantity(task: Task) -> tuple[str, str]:
+    """Loops where every question has a settling loop (a coda may change the answer), else depth."""
+    looped = task.settling["settling_loop"].null_count() == 0
+    return ("settling_loop", "loops") if looped else ("settling_depth", _steps(task))
+
+
+def _steps(task: Task) -> str:
+    return "readouts" if task.axis.looped else "layers"
+
+
+def _slope(task: Task, quantity: str, group: str) -> dict[str, Any] | None:
+    rows = task.slopes.filter((pl.col("quantity") == quantity) & (pl.col("group") == group))
+    return rows.row(0, named=True) if rows.height else None
+
+
+def _slope_tile(task: Task, quantity: str, label: str, unit: str) -> Tile:
+    row = _slope(task, quantity, "all")
+    if row is None or missing(row["slope"]):
+        return Tile(label, "–", "no story is asked at two hop counts")
+    if missing(row["low"]):
+        return Tile(label, f"{signed(row['slope'])}", f"{unit}; one story gives no interval")
+    return Tile(label, signed(row["slope"]), f"{unit}; 95 % interval {interval(row['low'], row['high'])}")
+
+
+# -- example -----------------------------------------------------------------------------------------------
+
+
+def _example(run: Run, task: Task) -> Example | None:
+    """The first story's middle rung, its chain's facts marked."""
+    k = task.hops[len(task.hops) // 2]
+    rows = task.items.filter(pl.col("hops") == k).sort("item")
+    if not rows.height:
+        return None
+    item = rows.row(0, named=True)
+    text, at = item["text"], 0
+    parts: list[Part] = []
+    for fact in sorted(item["facts"], key=lambda fact: fact["start"]):
+        if fact["role"] != "chain" or fact["hop"] is None or fact["start"] < at:
+            continue
+        parts.append(Part(text[at : fact["start"]]))
+        # hops of the chain take the colours of the rungs, spread over them
+        colour = run.hops.index(fact["hop"]) if fact["hop"] in run.hops else len(run.hops) - 1
+        parts.append(Part(text[fact["start"] : fact["end"]], fact["hop"], hop_token(colour)))
+        at = fact["end"]
+    parts.append(Part(text[at:]))
+    plausible = ", ".join(item["plausible"]) or "none given"
+    return Example(f"k = {k}", tuple(part for part in parts if part.text), item["answer"], plausible)
+
+
+# -- blocks ------------------------------------------------------------------------------------------------
+
+
+def _accuracy(task: Task) -> Block:
+    beside = panels.accuracy_beside_shortcuts(task)
+    figures = (panels.accuracy_by_depth(task), *((beside,) if beside else ()))
+    about = (
+        "The share of questions whose right answer leads the candidates when the model is read at each depth."
+    )
+    about += (
+        " The shortcuts beside it answer without following the chain: only what lies above them can speak "
+        "of depth."
+        if beside
+        else " This run has no shortcut baselines, so it cannot tell depth from a shortcut."
+    )
+    return Block("How deep is a right answer?", about, figures, after=_differences(task))
+
+
+def _differences(task: Task) -> str:
+    said: list[str] = []
+    for row in task.differences.iter_rows(named=True):
+        if missing(row["difference"]):
+            continue
+        what = row["quantity"].removeprefix("accuracy: ").replace(" - ", " minus ")
+        hops = (
+            f"k = {row['min_hops']}"
+            if row["min_hops"] == row["max_hops"]
+            else f"k = {row['min_hops']}–{row['max_hops']}"
+        )
+        said.append(
+            f"{what} at {hops}: {signed(100 * row['difference'], 1)} points (95 % interval "
+            f"{points_interval(row['low'], row['high'])})"
+        )
+    return "Accuracy, on the same questions: " + "; ".join(said) + "." if said else ""
+
+
+def _curves(run: Run, task: Task) -> Block:
+    return Block(
+        "When does the answer appear?",
+        "Mean probabilities over the whole vocabulary, by hops, with 95 % bands. Both panels have one "
+        "scale: where plausible "
+        "rises before correct, the model knows the kind of answer before the answer.",
+        panels.probability_curves(task, run.hops),
+        hops=tuple(Chip(k, hop_token(run.hops.index(k))) for k in task.hops),
+    )
+
+
+def _settling(task: Task) -> Block:
+    paired = task.slopes["slope"].drop_nulls().len() > 0
+    return Block(
+        "Do harder questions settle later?",
+        "Each row is a distribution over its questions. If depth serves the chain, the rows drift to the "
+        "right as k grows. "
+        "The mean is over the questions that get there; “never” counts the others, in percent.",
+        panels.settling_strips(task),
+        table=_slopes(task) if paired else None,
+        table_title="Change per hop, paired by story",
+        after=(
+            "Earliest equal depth is the first depth whose top token is the final one, even if it leaves "
+            "again. "
+            "“Answered right” is selected by the outcome: see the notes."
+            if paired
+            else "No story is asked at two hop counts, so there is no change per hop to measure."
+        ),
+    )
+
+
+def _slopes(task: Task) -> Grid:
+    loops_too = task.axis.looped and task.axis.steps_per_loop > 1
+    wanted: list[tuple[str, str]] = []
+    for stem, name in _MEASURES:
+        in_loops = _slope(task, f"{stem}_loop", "all")
+        if in_loops is not None:
+            wanted.append((f"{stem}_loop", f"{name}, loops"))
+        if in_loops is None or loops_too:
+            wanted.append((f"{stem}_depth", f"{name}, {_steps(task)}"))
+    wanted += [(quantity, f"{name}, loops") for quantity, name in _EXITS]
+    rows: list[tuple[str, ...]] = []
+    for quantity, name in wanted:
+        every, right = _slope(task, quantity, "all"), _slope(task, quantity, "correct")
+        if every is not None:
+            rows.append((name, _change(every), _verdict(every), str(every["n_clusters"]), _change(right)))
+    head = (
+        "quantity, unit",
+        "all questions (95 % interval)",
+        "with more hops",
+        "stories",
+        "answered right (selected)",
+    )
+    return Grid(head, tuple(rows), "slopes")
+
+
+def _change(row: dict[str, Any] | None) -> str:
+    if row is None or missing(row["slope"]):
+        return "–"
+    return f"{signed(row['slope'])} ({interval(row['low'], row['high'])})"
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if missing(row["slope"]) or missing(row["low"]):
+        return "not measurable"
+    return "later" if row["low"] > 0 else "earlier" if row["high"] < 0 else "no change measured"
+
+
+def _gate(task: Task, exit_q: float | None) -> Block:
+    title = "What would the gate do?"
+    figures = tuple(f for f in (panels.exits_by_hops(task, exit_q), panels.exit_trade_off(task, exit_q)) if f)
+    if figures:
+        return Block(
+            title,
+            "Exits as the gate would choose them at the position that predicts the answer, read off after "
+            "a full run. Below "
+            "the dotted line a gate does worse than leaving at random with the same mean depth.",
+            figures,
+            after=_own_exit(task, exit_q),
+        )
+    kind = (
+        "This looped model has no exit gate"
+        if task.axis.looped
+        else "An ordinary transformer has no loops and no gate"
+    )
+    return Block(title, f"{kind}: there are no exits to show.")
+
+
+def _own_exit(task: Task, exit_q: float | None) -> str:
+    if exit_q is None:
+        return ""
+    rows = task.exits.filter((pl.col("q") - exit_q).abs() < 1e-6)
+    if not rows.height:
+        return ""
+    r = rows.row(0, named=True)
+    return (
+        f"At the model's own q = {exit_q:g}: {number(r['mean_exit'])} of {task.axis.n_loops} loops on "
+        "average, "
+        f"{percent(r['accuracy'])} right, {signed(100 * r['gain'], 1)} points against the mixture of fixed "
+        "loops with the same "
+        f"mean (95 % interval {points_interval(r['gain_low'], r['gain_high'])})."
+    )

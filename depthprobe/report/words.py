@@ -1,0 +1,105 @@
+"""The report's standing words: what the tasks are, how to read it, and what the numbers do not say."""
+
+from __future__ import annotations
+
+from depthprobe.report.data import Axis
+
+__all__ = ["ABOUT", "limits", "reading"]
+
+#: task -> one sentence
+ABOUT = {
+    "kinship": "Name the relation at the end of a chain of k stated facts (“Carl is Ann's …”). "
+    "Composition of kinship is nearly free of order, so shortcuts are strong here: read this task together "
+    "with follow.",
+    "follow": "Name the person at the end of a path of k relations (“the brother of the wife of the son of "
+    "Ann is …”). Order matters, and the story holds decoys that carry the same relation words.",
+}
+
+
+def reading(axis: Axis, gate: bool) -> list[tuple[str, str]]:
+    """Terms and their meaning, those that this run needs."""
+    step = "loop" if axis.looped else "layer"
+    found = [
+        (
+            "Hops and stories",
+            "k is the number of facts that a question chains. Each story is asked at every k, so length "
+            "and content are the "
+            "same for easy and hard questions; slopes are fitted within a story and averaged over stories.",
+        ),
+        (
+            "Reading a depth",
+            f"At the position that predicts the answer, the state after a {step} is sent through the "
+            "model's own final norm "
+            "and head (the logit lens).",
+        ),
+        (
+            "Right",
+            "The right answer has more probability than any other candidate answer. It need not be the top "
+            "token.",
+        ),
+        (
+            "p(correct), p(plausible)",
+            "Probability, over the whole vocabulary, of the right answer's first token, and of the answers "
+            "of the right kind "
+            "(right gender and generation, or right type of person).",
+        ),
+        (
+            "Settling depth",
+            f"The first {step} from which on the top token stays the final one – whether or not that is "
+            "right. Correct and "
+            "plausible depth: likewise for the leading candidate being right, or plausible.",
+        ),
+    ]
+    if gate:
+        found.append(
+            (
+                "Q-exit and mixture",
+                "The gate leaves at the first loop at which its cumulative chance of stopping reaches q. "
+                "The dotted line is "
+                "what leaving at random after one of the two nearest fixed loops gives at the same mean; a "
+                "gate earns its "
+                "keep above that line.",
+            )
+        )
+    found.append(
+        (
+            "Intervals",
+            "95 %, over stories. A difference counts as measured when its interval excludes 0; they are "
+            "not corrected for how many are shown.",
+        )
+    )
+    return found
+
+
+def limits(axis: Axis, gate: bool) -> list[str]:
+    """What a reader might take from the page and should not."""
+    found = [
+        "The lens is correlational. It shows what can be decoded at a depth, not what the model uses; that "
+        "takes "
+        "interventions (causal patching), which this report does not contain.",
+        "The group “answered right” is selected by its outcome: harder k lose more of their questions, so "
+        "its slopes are "
+        "read beside those of all questions, never instead of them.",
+        "Correct and plausible depth exist only for questions that end there; the others stand under "
+        "“never” and are left "
+        "out of means and slopes.",
+        "Where a shortcut is as accurate as the model, a deeper settling is no evidence of step-by-step "
+        "composition.",
+    ]
+    if axis.looped:
+        found.append(
+            "Selected depth is not executed depth. Every question ran all loops; "
+            + ("exits were read off afterwards, " if gate else "")
+            + "nothing was skipped and no time was saved here."
+        )
+    if axis.coordinates[-1].loop > axis.n_loops:
+        found.append(
+            "This model has a coda behind its loops. A loop's readout skips it, so it is not what the "
+            "model would say if it "
+            "really left there."
+        )
+    found.append(
+        "One model and one sample of questions: intervals speak of other stories, not of other training "
+        "seeds."
+    )
+    return found
