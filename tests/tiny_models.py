@@ -23,8 +23,8 @@ def config(kind: str, vocabulary: int = VOCABULARY) -> Any:
     size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
     llama = {**common, **size, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
     looped = {
-        **common, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "n_prelude": 1, "n_core": 2,
-        "n_coda": 1, "n_loops": 3, "max_position_embeddings": CONTEXT,
+        **common, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+        "n_prelude": 1, "n_core": 2, "n_coda": 1, "n_loops": 3, "max_position_embeddings": CONTEXT,
     }  # fmt: skip
     match kind:
         case "llama":

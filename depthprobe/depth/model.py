@@ -258,8 +258,8 @@ class DepthModel(ABC):
             if not difference <= allowed:
                 dtype = str(self.dtype).removeprefix("torch.")
                 raise UserError(
-                    f"the readout of the last layer differs from the model's own logits by {difference:.1e} of "
-                    f"the largest logit; at most {allowed:.0e} is allowed in {dtype}",
+                    f"the readout of the last layer differs from the model's own logits by {difference:.1e} "
+                    f"of the largest logit; at most {allowed:.0e} is allowed in {dtype}",
                     where=self.name,
                     remedy="this architecture ends in a way that depthprobe does not know; please report it",
                 )

@@ -36,7 +36,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
 
 
 def plain_states(model: DepthModel, row: Tensor) -> dict[Coordinate, Tensor]:
-    """The unpadded reference of a decoder: hidden states of one row, last token; the last layer without the norm."""
+    """Unpadded reference of a decoder: hidden states of one row's last token, all but the (normed) last."""
     out = model.model(input_ids=row[None], output_hidden_states=True)
     return {c: h[0, -1] for c, h in zip(model.axis[:-1], out.hidden_states[:-1], strict=True)}
 
@@ -204,7 +204,7 @@ def test_misuse_is_named(kind: str) -> None:
         model.capture(ids, torch.tensor([[1] * 5, [0] * 5]))
     with pytest.raises(UserError, match="row 0 is read at padding, token 4"):
         model.capture(ids, torch.tensor([[1] * 4 + [0], [1] * 5]), positions=torch.tensor([4, 4]))
-    with pytest.raises(UserError, match="has no depth r9.l1"):
+    with pytest.raises(UserError, match=r"has no depth r9\.l1"):
         model.capture(ids, coordinates=[Coordinate(9, 1)])
     with pytest.raises(UserError, match="attention_mask has shape"):
         model.capture(ids, torch.ones(2, 4))
