@@ -140,8 +140,11 @@ def _by_hand(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     # On a CPU the fused kernel's backward in bf16 takes twice its time in fp32; two products with a float32
     # softmax between them take two thirds of it.
     k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-    weights = masked_scores(q, k, mask).softmax(-1, dtype=torch.float32)
-    return torch.matmul(weights.to(v.dtype), v)
+    return torch.matmul(_softmax(masked_scores(q, k, mask)).to(v.dtype), v)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 
 def masked_scores(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
@@ -163,7 +166,6 @@ def _own_key_attention(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v_cha
     own_k, own_v_change = repeat_heads(own_k, heads), repeat_heads(own_v_change, heads)
     scores = masked_scores(q, k, mask)
     own = (q * own_k).sum(-1).to(scores.dtype) * q.shape[-1] ** -0.5
-    weights = torch.diagonal_scatter(scores, own, offset=past, dim1=-2, dim2=-1).softmax(-1, dtype=torch.float32)
-    weights = weights.to(v.dtype)
+    weights = _softmax(torch.diagonal_scatter(scores, own, offset=past, dim1=-2, dim2=-1)).to(v.dtype)
     own_weight = weights.diagonal(offset=past, dim1=-2, dim2=-1).unsqueeze(-1)
     return (torch.matmul(weights, v) + own_weight * own_v_change).transpose(1, 2).flatten(2)

@@ -29,18 +29,19 @@ class Attention(Protocol):
 
 
 class Rotary(NamedTuple):
-    """Rotary tables of the positions at hand, made once a forward. cos and sin: float32 `[B or 1, S, 1, r/2]`."""
+    """Rotary tables of the positions at hand, made once a forward. cos and sin: `[B or 1, S, 1, r/2]`."""
 
     cos: Tensor
     sin: Tensor
 
     @classmethod
-    def of(cls, position_ids: Tensor, config: LoopedConfig) -> Rotary:
-        """Tables for int64 position ids `[B or 1, S]`."""
+    def of(cls, position_ids: Tensor, config: LoopedConfig, dtype: torch.dtype = torch.float32) -> Rotary:
+        """Tables for int64 position ids `[B or 1, S]`, in float32 or better whatever the model's dtype is."""
         half = config.rotary_dim // 2
-        steps = torch.arange(half, dtype=torch.float32, device=position_ids.device)
+        dtype = torch.promote_types(dtype, torch.float32)
+        steps = torch.arange(half, dtype=dtype, device=position_ids.device)
         frequencies = config.rope_theta ** (-steps / max(half, 1))
-        angles = position_ids[..., None, None].float() * frequencies
+        angles = position_ids[..., None, None].to(dtype) * frequencies
         return cls(angles.cos(), angles.sin())
 
     def turn(self, x: Tensor) -> Tensor:

@@ -220,7 +220,7 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         mask = build_mask(length, keys, device, tokens.mask, block_mask)
         slots = Slots(self.config.n_prelude, self.config.n_core, self.config.n_coda, n_loops)
         gates = output_gate_logits or (output_loop_states and self.gate is not None)
-        positions = Rotary.of(position_ids, self.config)
+        positions = Rotary.of(position_ids, self.config, self.embed_tokens.weight.dtype)
         if rule is not None:
             attend: Attend = RaggedAttend(mask, slots, held, own_key=output_loop_states or gates)
         else:
