@@ -122,7 +122,8 @@ def _joint(
 ) -> NDArray[np.float64]:
     """[first, next, result]: probability of a chain with this first and last relation and this answer."""
     joint = np.zeros_like(chance)
-    np.add.at(joint, (slice(None), following, result), mass[:, fold] * chance[:, fold, following])
+    for f, r, a in zip(fold.tolist(), following.tolist(), result.tolist(), strict=True):
+        joint[:, r, a] += mass[:, f] * chance[:, f, r]
     return joint
 
 

@@ -62,8 +62,8 @@ class Generator:
         task: "kinship" or "follow".
         hops: the rungs k of the ladder, within 1 ... 8. The chain is as long as the largest.
         n_facts: facts of every story, gender facts apart. Default for kinship: the largest k, with
-            distractors four more. Default for follow: twice the largest k (12 for k up to 6), which a
-            chain and its decoys need.
+            distractors four more. Default for follow: twice the largest k and two (14 for k up to
+            6), for a chain, a second path through its words, and ways that lead off.
         orders: "forward" (the chain in order, distractors anywhere between), "reverse", "shuffled".
         distractors: "none", "offchain", "branch", "decoy"; default "none" for kinship, "decoy" for follow.
             Only with "decoy" does follow have its guarantees (see `plans.plan_follow`).
@@ -162,7 +162,7 @@ class Generator:
         if self.n_facts is not None:
             return self.n_facts
         if self.task == "follow":
-            return self.longest if distractors == "none" else 2 * self.longest
+            return self.longest if distractors == "none" else 2 * self.longest + 2
         return self.longest + (0 if distractors == "none" else 4)
 
     def _check_n_facts(self, n_facts: int) -> None:

@@ -50,7 +50,7 @@ def plan_kinship(
         relations = draw_chain(rng, length)
     world, centre = rng.choice(kinship_worlds())
     path = [centre]
-    if not _extend(rng, world, relations, (), None, path):
+    if not _extend(rng, world, relations, path):
         return None
     facts = _chain_facts(path, relations)
     if not _add_distractors(rng, world, path, relations, facts, n_facts, distractors, lambda person: True):
@@ -92,7 +92,7 @@ def plan_follow(
         return person not in barred
 
     if distractors == "decoy":
-        second = _find_path(rng, world, relations, starts=12, barred=barred, unlike=path)
+        second = _second_path(rng, world, path, relations, barred)
         if second is None:
             return None
         for fact in _chain_facts(second, relations):
@@ -100,6 +100,7 @@ def plan_follow(
                 facts.append(fact)
         if len(facts) > n_facts:
             return None
+        _branch_out(rng, world, path, relations, facts, n_facts, barred)
     if not _add_distractors(rng, world, path, relations, facts, n_facts, distractors, allowed):
         return None
     return Plan(world, tuple(path), tuple(relations), tuple(facts))
@@ -113,25 +114,21 @@ def _chain_facts(path: Sequence[int], relations: Sequence[int]) -> list[Triple]:
     return [(path[j + 1], relations[j], path[j]) for j in range(len(relations))]
 
 
-def _find_path(
-    rng: random.Random,
-    world: World,
-    relations: Sequence[int],
-    *,
-    starts: int,
-    barred: Container[int] = (),
-    unlike: Sequence[int] | None = None,
+def _second_path(
+    rng: random.Random, world: World, path: Sequence[int], relations: Sequence[int], barred: set[int]
 ) -> list[int] | None:
-    """A simple path z_0 ... z_K through the relations, or None if a few starts did not lead to one.
+    """A simple path z_0 ... z_K through the same relations with z_j never x_j, or None if few starts led to one.
 
-    Nobody `barred` is on it, and no z_j is unlike[j].
+    It goes through people of the chain where it can: then these have more than one fact told from them, and
+    walking k facts from x_0 without reading their words does not end at the answer.
     """
     pairs = world.pairs[relations[0]]
-    for _ in range(min(starts, len(pairs))):
-        start = rng.choice(pairs)[0]
-        if start not in barred and (unlike is None or start != unlike[0]):
+    crossing = [x for x in path[1:] if relations[0] in world.reach[x]]
+    for attempt in range(12):
+        start = rng.choice(crossing) if crossing and attempt < 6 else rng.choice(pairs)[0]
+        if start not in barred and start != path[0]:
             trail = [start]
-            if _extend(rng, world, relations, barred, unlike, trail):
+            if _extend(rng, world, relations, trail, barred, path):
                 return trail
     return None
 
@@ -140,22 +137,64 @@ def _extend(
     rng: random.Random,
     world: World,
     relations: Sequence[int],
-    barred: Container[int],
-    unlike: Sequence[int] | None,
     trail: list[int],
+    barred: Container[int] = (),
+    other: Sequence[int] = (),
 ) -> bool:
+    """Go on from the end of `trail` to a simple path through all relations; False (and `trail` as it was) if not.
+
+    Nobody `barred` is on it, and its j-th person is not other[j]; otherwise it seeks the people of `other`.
+    """
     at = len(trail)
     if at > len(relations):
         return True
-    other = -1 if unlike is None else unlike[at]
     ahead = world.reach[trail[-1]].get(relations[at - 1], ())
-    options = [p for p in ahead if p != other and p not in barred and p not in trail]
-    for person in rng.sample(options, min(len(options), 2)):
+    options = [p for p in ahead if p not in barred and p not in trail]
+    if other:
+        options = [p for p in options if p != other[at]]
+        shared = [p for p in options if p in other]
+        options = rng.sample(shared, min(len(shared), 2)) + rng.sample(options, min(len(options), 2))
+    else:
+        options = rng.sample(options, min(len(options), 2))
+    for person in options:
         trail.append(person)
-        if _extend(rng, world, relations, barred, unlike, trail):
+        if _extend(rng, world, relations, trail, barred, other):
             return True
         trail.pop()
     return False
+
+
+def _branch_out(
+    rng: random.Random,
+    world: World,
+    path: Sequence[int],
+    relations: Sequence[int],
+    facts: list[Triple],
+    n_facts: int,
+    barred: Container[int],
+) -> None:
+    """Tell another fact from people of the chain who have but one, from x_0 first, as far as `n_facts` allows.
+
+    It leads where the story goes on if it can, and takes a relation word of the chain if it can: so neither the
+    number of steps nor the set of words tells which way to go.
+    """
+    words = set(relations)
+    told = {frozenset((s, o)) for s, _, o in facts}
+    places = [path[0], *rng.sample(path[1:-1], len(path) - 2)] if len(path) > 2 else list(path[:1])
+    for obj in places:
+        ahead = {o for _, _, o in facts}
+        if len(facts) >= n_facts or sum(o == obj for _, _, o in facts) > 1:
+            continue
+        options = [
+            (s in ahead, r in words, rng.random(), (s, r, obj))
+            for r, people in world.reach[obj].items()
+            for s in people
+            if s not in barred and frozenset((s, obj)) not in told
+        ]
+        if options:
+            fact = max(options)[3]
+            facts.append(fact)
+            told.add(frozenset((fact[0], obj)))
 
 
 def _add_distractors(
