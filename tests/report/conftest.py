@@ -1,0 +1,37 @@
+"""Synthetic runs, made once: a looped model with a gate, a transformer, a deep loop, the smallest run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from synthetic import layers_axis, looped_axis, write_run
+
+
+@pytest.fixture(scope="session")
+def looped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("looped"), looped_axis())
+
+
+@pytest.fixture(scope="session")
+def layers_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    axis = layers_axis()
+    return write_run(
+        tmp_path_factory.mktemp("layers"), axis, model="SmolLM2-135M-Instruct", gate=False, n_stories=20
+    )
+
+
+@pytest.fixture(scope="session")
+def deep_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four loops of four layers and a per-loop norm, with prelude and coda."""
+    axis = looped_axis(4, layers=4, prelude=1, coda=1, loop_state=True)
+    return write_run(tmp_path_factory.mktemp("deep"), axis, tasks=("follow",), n_stories=12)
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One story, one hop count, a task of the user's with a name that is markup, nothing optional."""
+    return write_run(
+        tmp_path_factory.mktemp("small"), looped_axis(3), model="</script><b>x</b>",
+        tasks=("my <i>data</i>",), hops=(2,), n_stories=1, gate=False, shortcuts=False,
+    )  # fmt: skip
