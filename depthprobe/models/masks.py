@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from depthprobe.errors import UserError
-
 
 class Mask:
     """A visibility mask in the cheapest form that says the same.
@@ -69,14 +67,3 @@ def build_mask(
     if block_mask is not None:
         visible = visible & block_mask
     return Mask(visible | (ones.tril(past) & ones.triu(past)), causal=False)
-
-
-def check_block_mask(block_mask: Tensor, batch: int, queries: int, keys: int) -> None:
-    """Refuse a packing mask of another dtype or shape than bool `[B or 1, 1, S, T]` (`UserError`)."""
-    if block_mask.dtype != torch.bool:
-        raise UserError(f"block_mask is {block_mask.dtype}, not bool (True: may see)", where="block_mask")
-    shape = tuple(block_mask.shape)
-    if len(shape) != 4 or shape[0] not in (1, batch) or shape[1:] != (1, queries, keys):
-        raise UserError(
-            f"block_mask has shape {shape}, not [{batch}, 1, {queries}, {keys}]", where="block_mask"
-        )

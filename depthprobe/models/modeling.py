@@ -21,12 +21,13 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from depthprobe.errors import UserError
 from depthprobe.halting import ExitRule
+from depthprobe.models.arguments import check_block_mask, check_ids, check_shape, the_cache
 from depthprobe.models.attend import Attend, CachedAttend, DenseAttend, RaggedAttend, Slots
 from depthprobe.models.cache import LoopedCache
 from depthprobe.models.configuration import LoopedConfig
 from depthprobe.models.core import RMSNorm, Rotary, Stack, core_step
 from depthprobe.models.loops import dense_loops, exit_rule, ragged_loops
-from depthprobe.models.masks import build_mask, check_block_mask
+from depthprobe.models.masks import build_mask
 from depthprobe.models.tokens import Tokens
 
 #: transformers renamed the field in 5.2x; the one that `generate` of the installed version looks for
@@ -201,21 +202,22 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         n_loops = self.config.n_loops if n_loops is None else n_loops
         if n_loops < 1:
             raise UserError(f"n_loops is {n_loops}, below 1", where="n_loops")
-        if input_ids.dim() != 2 or input_ids.shape[1] == 0:
-            raise UserError(f"input_ids have shape {list(input_ids.shape)}, not [rows, tokens]", where="input_ids")
-        length, device = input_ids.shape[1], input_ids.device
-        held = _cache(cache, past_key_values, use_cache)
+        check_ids(input_ids, self.config.vocab_size)
+        (batch, length), device, back = input_ids.shape, input_ids.device, self.config.n_previous_tokens
+        check_shape("position_ids", position_ids, (1, length), (batch, length))
+        check_shape("previous_ids", previous_ids, (batch, length, back))
+        check_shape("labels", labels, (batch, length))
+        held = the_cache(cache, past_key_values, use_cache)
         tokens = Tokens.of(input_ids, attention_mask, held, n_loops)
         keys = tokens.ids.shape[1]
-        if block_mask is not None:
-            check_block_mask(block_mask, input_ids.shape[0], length, keys)
+        check_block_mask(block_mask, batch, length, keys)
         rule = None if exits is None else exit_rule(exits, tokens.real(length), n_loops)
         if (rule is not None and rule.needs_gate) or output_gate_logits:
             self._require_gate()
         if position_ids is None:
             position_ids = tokens.positions(length)
-        if previous_ids is None and self.mix is not None:
-            previous_ids = tokens.previous(length, self.config.n_previous_tokens, position_ids, block_mask)
+        if previous_ids is None and back:
+            previous_ids = tokens.previous(length, back, position_ids, block_mask)
 
         mask = build_mask(length, keys, device, tokens.mask, block_mask)
         slots = Slots(self.config.n_prelude, self.config.n_core, self.config.n_coda, n_loops)
@@ -272,18 +274,6 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
             raise UserError("the model has no exit gate", where="config field exit_gate",
                             remedy="use a rule that needs none, such as FixedDepth")  # fmt: skip
         return self.gate
-
-
-def _cache(cache: Cache | None, past_key_values: Cache | None, use_cache: bool | None) -> LoopedCache | None:
-    if cache is not None and past_key_values is not None:
-        raise UserError("cache and its old name past_key_values are both given", where="cache")
-    held = past_key_values if cache is None else cache
-    if held is None:
-        return LoopedCache() if use_cache else None
-    if not isinstance(held, LoopedCache):
-        raise UserError(f"the cache is a {type(held).__name__}, which does not know the token ids it holds",
-                        where="cache", remedy="pass a depthprobe.models.LoopedCache")  # fmt: skip
-    return held
 
 
 def _loss(logits: Tensor | None, labels: Tensor) -> Tensor:
