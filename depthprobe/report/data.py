@@ -104,13 +104,9 @@ class Axis:
         """The title of a depth axis, with the key to its letters; a long one has two lines."""
         if not self.looped:
             return "layer (0 is the embedding)"
-        parts: list[str] = []
-        if any(c.site == "embed" for c in self.coordinates):
-            parts.append("e embedding")
-        if any(c.loop < 1 and c.site != "embed" for c in self.coordinates):
-            parts.append("p prelude")
-        if any(c.loop > self.n_loops for c in self.coordinates):
-            parts.append("c coda")
+        shown = {self.short(depth)[0] for depth in self.ticks()}
+        letters = {"e": "e embedding", "p": "p prelude", "c": "c coda"}
+        parts = [words for letter, words in letters.items() if letter in shown]
         head = "loop r" if self.steps_per_loop == 1 else f"loop r, {self.steps_per_loop} readouts in each"
         key = ", ".join(parts)
         if not parts:
