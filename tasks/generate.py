@@ -107,7 +107,7 @@ class Generator:
         self.n_facts = n_facts
         if n_facts is not None:
             self._check_n_facts(n_facts)
-        self.names = check_names(names, 2 * max(self._facts_with(kind) for kind in self.distractors))
+        self.names = check_names(names, 2 * max(self.n_facts_with(kind) for kind in self.distractors))
         self.gender_facts = gender_facts
         if split is not None and split not in SPLITS:
             raise UserError(f"there is no split '{split}'", remedy=f"take one of {', '.join(SPLITS)}")
@@ -151,6 +151,11 @@ class Generator:
             for number, walk in enumerate(found[:n])
         ]
 
+    def family(self, i: int) -> tuple[Plan, dict[int, str]]:
+        """The truth behind story `i`: its plan in a family graph, and the names of the plan's people."""
+        story = self._story(i)
+        return story.plan, dict(story.names)
+
     def items(self, n_stories: int, first: int = 0) -> Iterator[Item]:
         """The ladders of stories first ... first + n_stories - 1, one item after the other."""
         for i in range(first, first + n_stories):
@@ -158,7 +163,8 @@ class Generator:
 
     # -- how a story comes about -----------------------------------------------------------
 
-    def _facts_with(self, distractors: str) -> int:
+    def n_facts_with(self, distractors: str) -> int:
+        """Facts of a story with this kind of distractors, gender facts apart."""
         if self.n_facts is not None:
             return self.n_facts
         if self.task == "follow":
@@ -211,7 +217,7 @@ class Generator:
         return story
 
     def _plan(self, rng: random.Random, distractors: str) -> Plan:
-        n_facts = self._facts_with(distractors)
+        n_facts = self.n_facts_with(distractors)
         for _ in range(_ATTEMPTS):
             if self.task == "kinship":
                 plan = plan_kinship(rng, self.longest, n_facts, distractors, self.split)

@@ -117,7 +117,8 @@ def _chain_facts(path: Sequence[int], relations: Sequence[int]) -> list[Triple]:
 def _second_path(
     rng: random.Random, world: World, path: Sequence[int], relations: Sequence[int], barred: set[int]
 ) -> list[int] | None:
-    """A simple path z_0 ... z_K through the same relations with z_j never x_j, or None if few starts led to one.
+    """A simple path z_0 ... z_K through the same relations with z_j never x_j, or None if few starts led
+    to one.
 
     It goes through people of the chain where it can: then these have more than one fact told from them, and
     walking k facts from x_0 without reading their words does not end at the answer.
@@ -141,7 +142,8 @@ def _extend(
     barred: Container[int] = (),
     other: Sequence[int] = (),
 ) -> bool:
-    """Go on from the end of `trail` to a simple path through all relations; False (and `trail` as it was) if not.
+    """Go on from the end of `trail` to a simple path through all relations; False (and `trail` as it was)
+    if not.
 
     Nobody `barred` is on it, and its j-th person is not other[j]; otherwise it seeks the people of `other`.
     """
@@ -173,10 +175,11 @@ def _branch_out(
     n_facts: int,
     barred: Container[int],
 ) -> None:
-    """Tell another fact from people of the chain who have but one, from x_0 first, as far as `n_facts` allows.
+    """Tell another fact from people of the chain who have but one, from x_0 first, as far as `n_facts`
+    allows.
 
-    It leads where the story goes on if it can, and takes a relation word of the chain if it can: so neither the
-    number of steps nor the set of words tells which way to go.
+    It leads where the story goes on if it can, and takes a relation word of the chain if it can: so
+    neither the number of steps nor the set of words tells which way to go.
     """
     words = set(relations)
     told = {frozenset((s, o)) for s, _, o in facts}
