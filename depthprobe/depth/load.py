@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +34,14 @@ _TOKENIZER_FILES = (
 )
 
 
-def _family_demo() -> Path:
-    from depthprobe.models.embedded import embedded_path
-
-    return embedded_path("family-demo")
+#: Models that come with the package, one folder each.
+EMBEDDED = Path(__file__).parent.parent / "models" / "embedded"
 
 
-def _smollm2() -> Path:
-    from depthprobe.models.smollm2 import smollm2_path
-
-    return smollm2_path()
-
-
-#: Names that need no path: name → folder.
-NAMES: dict[str, Callable[[], Path]] = {"family-demo": _family_demo, "smollm2": _smollm2}
+def known_names() -> tuple[str, ...]:
+    """Names that need no path: the embedded models and "smollm2"."""
+    embedded = sorted(file.parent.name for file in EMBEDDED.glob("*/config.json"))
+    return (*embedded, "smollm2")
 
 
 def load(
@@ -111,10 +106,14 @@ def find_folder(name: str, revision: str | None = None) -> Path:
     Raises:
         UserError: no such folder, name or hub model, or the hub cannot be reached.
     """
-    if name in NAMES:
+    if name in known_names():
         if revision is not None:
             raise UserError(f"'{name}' has no revisions", remedy="leave out --revision")
-        return NAMES[name]()
+        if name == "smollm2":
+            from depthprobe.models.smollm2 import smollm2_path
+
+            return smollm2_path()
+        return EMBEDDED / name
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -124,7 +123,7 @@ def find_folder(name: str, revision: str | None = None) -> Path:
         )
     if not _HUB_ID.fullmatch(name):
         raise UserError(
-            f"there is no folder '{name}'", remedy=f"give {', '.join(NAMES)}, a folder or a hub id"
+            f"there is no folder '{name}'", remedy=f"give {', '.join(known_names())}, a folder or a hub id"
         )
     return _from_hub(name, revision)
 
@@ -133,7 +132,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
     import huggingface_hub as hub
     from huggingface_hub import errors
 
-    what, remedy = f"unknown model '{name}'", f"give {', '.join(NAMES)}, a folder or a hub id"
+    what, remedy = f"unknown model '{name}'", f"give {', '.join(known_names())}, a folder or a hub id"
     try:
         return Path(hub.snapshot_download(name, revision=revision, allow_patterns=_FILES))
     except errors.GatedRepoError as error:
@@ -173,7 +172,7 @@ def _config(folder: Path, name: str) -> Any:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         kind = raw.get("model_type")
-        if "auto_map" in raw:
+        if raw.get("auto_map"):
             what = f"'{name}' needs code from its checkpoint, and depthprobe runs none"
         elif kind is None:
             what = "config.json names no model_type"
@@ -224,15 +223,16 @@ def _weights(folder: Path, name: str, config: Any, dtype: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with _quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
         model, report = loaded
     except Exception as error:
         what = f"the weights of '{name}' cannot be loaded: {_first(error)}"
@@ -243,6 +243,22 @@ def _weights(folder: Path, name: str, config: Any, dtype: Any) -> Any:
         what = f"the weights of '{name}' lack {len(missing)} tensors, the first is {missing[0]}"
         raise UserError(what, where=str(folder), remedy="save the whole model, with its head")
     return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bar and report of what it found; what matters of that is raised here."""
+    from transformers.utils import logging
+
+    bar, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()
 
 
 def _first(error: BaseException) -> str:

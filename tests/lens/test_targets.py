@@ -23,7 +23,8 @@ def item(candidates: tuple[str, ...] = ("son", "father", "father-in-law"), text:
     fact = Fact("Bob", "son", "Ann", "chain", 1, Span(0, 22), Span(0, 3), Span(11, 14), Span(18, 21))
     return Item(
         id="s/k1", story_id="s", task="kinship", hops=1, text=f"{text} {QUESTION}", story=text,
-        question=QUESTION, answer=candidates[0], candidates=candidates, plausible=candidates[:1], facts=(fact,),
+        question=QUESTION, answer=candidates[0], candidates=candidates, plausible=candidates[:1],
+        facts=(fact,),
         chain_people=("Ann", "Bob"), chain_relations=("son",),
         question_people_spans=(), question_relation_spans=(),
         form="statement", template="subject-first", order="forward", distractors="none", split=None, seed=0,
