@@ -132,12 +132,21 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The tables of one task (schemas: `depthprobe.tables`); those a run does not have are without rows."""
+    """The tables of one task (schemas: `depthprobe.tables`); those a run does not have are without rows.
+
+    Attributes:
+        accuracy_of: hops -> its rows of `accuracy`, by depth.
+        settling_of: hops -> its rows of `settling`.
+        slope_of: (quantity, group) -> its row of `slopes`.
+    """
 
     name: str
     axis: Axis
     hops: tuple[int, ...]
     n_stories: int
+    accuracy_of: Mapping[int, pl.DataFrame]
+    settling_of: Mapping[int, pl.DataFrame]
+    slope_of: Mapping[tuple[str, str], dict[str, Any]]
     items: pl.DataFrame
     settling: pl.DataFrame
     accuracy: pl.DataFrame
@@ -211,14 +220,24 @@ def read_run(folder: Path) -> Run:
 
 
 def _task(name: str, axis: Axis, found: Mapping[str, pl.DataFrame]) -> Task:
-    own = {key: df.filter(pl.col("task") == name) for key, df in found.items()}
+    # partitions, not a filter for each figure: on a busy machine every query waits its turn
+    own = {key: df.partition_by("task", as_dict=True).get((name,), df.clear()) for key, df in found.items()}
+    own["accuracy"] = own["accuracy"].sort("hops", "depth")
     return Task(
         name=name,
         axis=axis,
-        hops=tuple(own["accuracy"]["hops"].unique().sort().to_list()),
+        hops=tuple(dict.fromkeys(own["accuracy"]["hops"].to_list())),
         n_stories=own["items"]["story"].n_unique(),
+        accuracy_of=_by_hops(own["accuracy"]),
+        settling_of=_by_hops(own["settling"]),
+        slope_of={(row["quantity"], row["group"]): row for row in own["slopes"].iter_rows(named=True)},
         **own,
     )
+
+
+def _by_hops(df: pl.DataFrame) -> dict[int, pl.DataFrame]:
+    parts = df.partition_by("hops", as_dict=True, maintain_order=True)
+    return {int(key[0]): part for key, part in parts.items()}
 
 
 def _manifest(folder: Path) -> Mapping[str, Any]:

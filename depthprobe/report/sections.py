@@ -134,13 +134,8 @@ def _steps(task: Task) -> str:
     return "readouts" if task.axis.looped else "layers"
 
 
-def _slope(task: Task, quantity: str, group: str) -> dict[str, Any] | None:
-    rows = task.slopes.filter((pl.col("quantity") == quantity) & (pl.col("group") == group))
-    return rows.row(0, named=True) if rows.height else None
-
-
 def _slope_tile(task: Task, quantity: str, label: str, unit: str) -> Tile:
-    row = _slope(task, quantity, "all")
+    row = task.slope_of.get((quantity, "all"))
     if row is None or missing(row["slope"]):
         return Tile(label, "–", "no story is asked at two hop counts")
     if missing(row["low"]):
@@ -244,7 +239,7 @@ def _slopes(task: Task) -> Grid:
     loops_too = task.axis.looped and task.axis.steps_per_loop > 1
     wanted: list[tuple[str, str]] = []
     for stem, name in _MEASURES:
-        in_loops = _slope(task, f"{stem}_loop", "all")
+        in_loops = task.slope_of.get((f"{stem}_loop", "all"))
         if in_loops is not None:
             wanted.append((f"{stem}_loop", f"{name}, loops"))
         if in_loops is None or loops_too:
@@ -252,7 +247,7 @@ def _slopes(task: Task) -> Grid:
     wanted += [(quantity, f"{name}, loops") for quantity, name in _EXITS]
     rows: list[tuple[str, ...]] = []
     for quantity, name in wanted:
-        every, right = _slope(task, quantity, "all"), _slope(task, quantity, "correct")
+        every, right = task.slope_of.get((quantity, "all")), task.slope_of.get((quantity, "correct"))
         if every is not None:
             rows.append((name, _change(every), _verdict(every), str(every["n_clusters"]), _change(right)))
     head = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 from plotly.graph_objects import Figure as PlotlyFigure
+from plotly.offline import get_plotlyjs
 
 from depthprobe.errors import UserError
 from depthprobe.report import Figure, read_run, render, write_report
@@ -60,6 +62,18 @@ class _Page(HTMLParser):
         return re.sub(r"\s+", " ", " ".join(self.words)).replace("\u202f", " ")
 
 
+@cache
+def _html(run_folder: Path) -> str:
+    return render(read_run(run_folder))
+
+
+@cache
+def _page(run_folder: Path) -> _Page:
+    """Without plotly.js, which takes a parser long and has its own tests."""
+    return _Page(_html(run_folder).replace(get_plotlyjs().replace("</script", "<\\/script"), ""))
+
+
+@cache
 def _figures(run_folder: Path) -> list[Figure]:
     run = read_run(run_folder)
     return [
@@ -80,8 +94,7 @@ def run_folder(request: pytest.FixtureRequest) -> Path:
 
 
 def test_page_is_whole_and_alone(run_folder: Path) -> None:
-    html = render(read_run(run_folder))
-    page = _Page(html)
+    html, page = _html(run_folder), _page(run_folder)
     assert len(page.ids) == len(set(page.ids))
     assert {a[1:] for a in page.anchors} <= set(page.ids)  # every link leads to a place on the page
     assert page.loads == ["data:,"]
@@ -91,8 +104,7 @@ def test_page_is_whole_and_alone(run_folder: Path) -> None:
 
 
 def test_each_figure_has_a_plot_a_table_and_words(run_folder: Path) -> None:
-    html = render(read_run(run_folder))
-    page, figures = _Page(html), _figures(run_folder)
+    html, page, figures = _html(run_folder), _page(run_folder), _figures(run_folder)
     assert page.plots == [f"plot-{figure.id}" for figure in figures]
     found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', html, re.S)
     assert found and json.loads(found[1]).keys() == {figure.id for figure in figures}
@@ -111,7 +123,7 @@ def test_figures_are_valid_plotly_with_titled_axes(run_folder: Path, theme: str)
 
 
 def test_looped_model_is_told_in_loops(looped_run: Path) -> None:
-    text = _Page(render(read_run(looped_run))).text
+    text = _page(looped_run).text
     assert "A looped transformer, 8 loops of one layer, with an exit gate" in text
     assert "family-demo settles on its answer later the more hops are asked" in text
     assert "loops per hop, 95 % interval" in text
@@ -129,7 +141,7 @@ def test_looped_model_is_told_in_loops(looped_run: Path) -> None:
 
 
 def test_transformer_is_told_in_layers_and_has_no_gate(layers_run: Path) -> None:
-    page = _Page(render(read_run(layers_run)))
+    page = _page(layers_run)
     assert "An ordinary transformer of 30 layers" in page.text
     assert "no loops and no gate: there are no exits to show" in page.text
     assert "layers per hop" in page.text and "Q-exit" not in page.text
@@ -144,13 +156,12 @@ def test_layers_within_loops_are_labelled(deep_run: Path) -> None:
     assert [run.axis.long(d) for d in (0, 1, 2, 6, len(run.axis.coordinates) - 1)] == [
         "embedding", "prelude layer 1", "loop 1, layer 1", "loop 1, end", "coda layer 1",
     ]  # fmt: skip
-    text = _Page(render(run)).text
+    text = _page(deep_run).text
     assert "4 loops of 4 layers" in text and "This model has a coda" in text
 
 
 def test_smallest_run_says_what_it_cannot_say(small_run: Path) -> None:
-    html = render(read_run(small_run))
-    text = _Page(html).text
+    html, text = _html(small_run), _page(small_run).text
     assert "no story is asked at two" in text.lower()
     assert "This run has no shortcut baselines" in text
     assert "This looped model has no exit gate" in text

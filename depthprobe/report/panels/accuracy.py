@@ -19,7 +19,7 @@ _LABELLED = 14
 
 def accuracy_by_depth(task: Task) -> Figure:
     """Heat map of accuracy, hops × depth."""
-    rows = [task.accuracy.filter(pl.col("hops") == k).sort("depth") for k in task.hops]
+    rows = [task.accuracy_of[k] for k in task.hops]
     n_depths = len(task.axis.coordinates)
     hover = [
         [

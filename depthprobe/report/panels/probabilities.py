@@ -37,7 +37,7 @@ def _curve(task: Task, all_hops: tuple[int, ...], column: str, short: str, long:
     frames: dict[int, pl.DataFrame] = {}
     n_depths = len(task.axis.coordinates)
     for k in task.hops:
-        df = frames[k] = task.accuracy.filter(pl.col("hops") == k).sort("depth")
+        df = frames[k] = task.accuracy_of[k]
         token = hop_token(all_hops.index(k))
         x, y = df["depth"].to_list(), df[column].to_list()
         low, high = df[f"{column}_low"].to_list(), df[f"{column}_high"].to_list()

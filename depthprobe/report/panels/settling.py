@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
-
-import polars as pl
 
 from depthprobe.report import palette
 from depthprobe.report.data import Task
@@ -34,9 +33,9 @@ def _shares(task: Task, column: str) -> list[list[float]]:
     n_depths = len(task.axis.coordinates)
     rows: list[list[float]] = []
     for k in task.hops:
-        values = task.settling.filter(pl.col("hops") == k)[column]
+        values = task.settling_of[k][column]
         row = [0.0] * (n_depths + 1)
-        for depth, count in values.value_counts().iter_rows():
+        for depth, count in Counter(values.to_list()).items():
             row[n_depths if depth is None else depth] = count / len(values)
         rows.append(row)
     return rows
@@ -47,7 +46,7 @@ def _strip(
 ) -> Figure:
     n_depths = len(task.axis.coordinates)
     never = [row[n_depths] for row in shares]
-    means = [task.settling.filter(pl.col("hops") == k)[column].mean() for k in task.hops]
+    means = [task.settling_of[k][column].mean() for k in task.hops]
     mean_text = [_mean_words(task, mean) for mean in means]
 
     def strip(x0: float, rows: list[list[float]], words: list[str]) -> dict[str, Any]:
@@ -142,4 +141,4 @@ def _mean_words(task: Task, mean: Any) -> str:
     first = next((i for i, c in enumerate(task.axis.coordinates) if c.loop == 1), 0)
     if task.axis.steps_per_loop == 1:  # a depth step is a loop: loop 1 stands at `first`
         return f"loop {number(mean - first + 1, 1)}"
-    return f"step {number(mean, 1)}"
+    return f"readout {number(mean, 1)}"
