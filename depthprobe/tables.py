@@ -193,7 +193,7 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
     },
 }
 
-#: Rows of `shortcuts` that are bounds and not rules: they are shown, but no model is said to fall short of them.
+#: Rows of `shortcuts` that are bounds and not rules: shown, but no model is said to fall short of them.
 SHORTCUT_BOUNDS = frozenset({"answer_in_story"})
 
 #: Columns that may be null; a null anywhere else is an error of the writer.

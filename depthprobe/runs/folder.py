@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -81,8 +82,14 @@ class RunFolder:
             **(about or {}),
         }
         run = cls(path, manifest, lock)
-        run._sweep()
-        run._write_manifest()
+        try:
+            run._sweep()
+            run._write_manifest()
+        except BaseException:
+            run.close()
+            with contextlib.suppress(OSError):
+                path.rmdir()  # only while it is empty
+            raise
         return run
 
     @classmethod

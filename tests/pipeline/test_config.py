@@ -1,0 +1,130 @@
+"""Options and configuration files: what is read, and what is refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from depthprobe.errors import UserError
+from depthprobe.pipeline import AnalyzeConfig, parse_hops, read_config
+
+
+@pytest.mark.parametrize(
+    ("text", "hops"),
+    [
+        ("1-6", (1, 2, 3, 4, 5, 6)),
+        ("3", (3,)),
+        ("5-6, 1,2", (1, 2, 5, 6)),
+        ("1–3", (1, 2, 3)),
+        ("2,2-3", (2, 3)),
+    ],
+)
+def test_hops(text: str, hops: tuple[int, ...]) -> None:
+    assert parse_hops(text) == hops
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no range"),
+        ("x", "no range"),
+        ("1-", "no range"),
+        ("1..6", "no range"),
+        ("-1", "no range"),
+        ("1,,2", "no range"),
+        ("6-1", "runs backwards"),
+        ("0-3", "out of range"),
+        ("7-9", "out of range"),
+        ("99999999999999999999", "out of range"),
+    ],
+)
+def test_bad_hops(text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        parse_hops(text)
+
+
+def test_defaults_and_kinds() -> None:
+    config = AnalyzeConfig.of({"model": None, "hops": "2-3", "task": "follow"})
+    assert config.model == "family-demo"
+    assert (config.task, config.hops, config.n) == (("follow",), (2, 3), 100)
+    assert AnalyzeConfig.of({"task": ["follow", "kinship", "follow"]}).task == ("kinship", "follow")
+    assert AnalyzeConfig.of({"hops": [3, 1]}).hops == (1, 3)
+    assert AnalyzeConfig.of({"hops": 4}).hops == (4,)
+    own = AnalyzeConfig.of({"data": "mine.jsonl"})
+    assert (own.task, own.hops, own.n) == ((), (), None)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"modle": "x"}, "unknown option 'modle'"),
+        ({"task": "maths"}, "there is no 'maths': one of kinship, follow"),
+        ({"task": []}, "one task or more"),
+        ({"task": 3}, "one task or more"),
+        ({"hops": [1, "2"]}, "whole numbers"),
+        ({"hops": [-1]}, "no range"),
+        ({"hops": True}, "whole numbers"),
+        ({"hops": []}, "whole numbers"),
+        ({"n": 0}, "at least 1, got 0"),
+        ({"n": True}, "at least 1"),
+        ({"n": "5"}, "at least 1, got '5'"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"seed": -1}, "at least 0"),
+        ({"resamples": 10}, "at least 100"),
+        ({"model": ""}, "to be a text"),
+        ({"dtype": 16}, "to be a text"),
+        ({"split": "test"}, "one of heldout, train, any"),
+        ({"skip_too_long": "yes"}, "true or false"),
+        ({"data": "x", "task": "kinship"}, "--data brings its own stories"),
+        ({"data": "x", "order": "forward"}, "--data or --order, not both"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        AnalyzeConfig.of(options)
+    assert "\n" not in str(caught.value)
+
+
+def test_config_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "model: tiny\ntask: [follow]\nhops: 1-3\nbatch-size: 8\nskip_too_long: true\nout: runs/x\n"
+    )
+    options = read_config(file)
+    assert options == {
+        "model": "tiny", "task": ["follow"], "hops": "1-3", "batch_size": 8,
+        "skip_too_long": True, "out": "runs/x",
+    }  # fmt: skip
+    file.write_text("# nothing asked\n")
+    assert read_config(file) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("modle: tiny\n", "unknown option 'modle'"),
+        ("model: tiny\nhops: [1, 2\n", "not YAML: .*line 3"),
+        ("- model\n", "not a mapping"),
+        ("model: !!python/object/apply:os.system ['true']\n", "not YAML"),
+        ("\x00", "not YAML"),
+    ],
+)
+def test_bad_config_files(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=words) as caught:
+        read_config(file)
+    assert "c.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unreadable_config_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such configuration file"):
+        read_config(tmp_path / "no.yaml")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_config(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"model: \xe4\n")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_config(tmp_path / "latin.yaml")
