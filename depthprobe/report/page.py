@@ -81,7 +81,7 @@ def render(run: Run) -> str:
         lede=_lede(run, gate),
         sections=sections,
         facts=run_facts(run),
-        reading=words.reading(run.axis, gate),
+        reading=words.reading(run.axis, gate, _shortcuts(run)),
         limits=words.limits(run.axis, gate),
         version=version(run.manifest),
         folder=run.folder.resolve().name,
@@ -92,6 +92,11 @@ def render(run: Run) -> str:
         plotly=get_plotlyjs().replace("</script", "<\\/script"),
         script=_asset("page.js"),
     )
+
+
+def _shortcuts(run: Run) -> list[str]:
+    """Names of the run's shortcuts, in the order of its tasks and of the table."""
+    return list(dict.fromkeys(name for task in run.tasks for name in task.shortcuts["shortcut"].to_list()))
 
 
 def _summary(run: Run, name: str, q: float | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from depthprobe.report.data import Run, Task
 from depthprobe.report.figures import Figure, Grid
 from depthprobe.report.palette import hop_token
 from depthprobe.report.text import count, interval, missing, number, percent, points_interval, signed
-from depthprobe.report.words import ABOUT
+from depthprobe.report.words import ABOUT, shortcut_name
 
 __all__ = ["Block", "Example", "Section", "Tile", "section"]
 
@@ -108,7 +108,7 @@ def _tiles(task: Task) -> tuple[Tile, ...]:
     ]
     best = task.best_shortcuts()
     if best.height:
-        names = list(dict.fromkeys(best["shortcut"].to_list()))
+        names = [shortcut_name(name) for name in dict.fromkeys(best["shortcut"].to_list())]
         named = ", ".join(names) if len(names) < 3 else f"{names[0]} … {names[-1]}"
         tiles.append(Tile("Best shortcut", _from_to(best["accuracy"].to_list()), named))
     quantity, unit = _settling_quantity(task)

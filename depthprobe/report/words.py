@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from depthprobe.report.data import Axis
 
-__all__ = ["ABOUT", "limits", "reading"]
+__all__ = ["ABOUT", "SHORTCUTS", "limits", "reading", "shortcut_name"]
 
 #: task -> one sentence
 ABOUT = {
@@ -16,7 +18,32 @@ ABOUT = {
 }
 
 
-def reading(axis: Axis, gate: bool) -> list[tuple[str, str]]:
+#: name in the shortcuts table -> its words, and what it answers from
+SHORTCUTS = {
+    "majority": ("majority", "the commonest answer"),
+    "last_fact": ("last fact", "the relation of the fact told last"),
+    "last_relation": ("last relation", "the chain's last relation"),
+    "first_last": ("first + last relation", "the chain's first and last relation"),
+    "generation_last": ("generations + last relation", "the sum of generations and the last relation"),
+    "multiset_last": ("relations unordered + last", "all relations without their order, and the last one"),
+    "word_in_story": ("word in story", "the relation words that stand in the story"),
+    "random_person": ("random person", "anybody in the story but the person asked about"),
+    "right_gender": ("right gender", "anybody of the right gender"),
+    "last_mentioned": ("last mentioned", "the person named last"),
+    "random_walk": ("random walk", "k random steps along stated facts"),
+    "last_word": ("last word", "the question's last word alone"),
+    "last_two_words": ("last two words", "the question's last two words alone"),
+    "bag_of_words": ("bag of words", "a logistic regression on the words of story and question"),
+    "random_candidate": ("random candidate", "any candidate"),
+}
+
+
+def shortcut_name(name: str) -> str:
+    """The words for a shortcut; an unknown one keeps its own."""
+    return SHORTCUTS[name][0] if name in SHORTCUTS else name.replace("_", " ")
+
+
+def reading(axis: Axis, gate: bool, shortcuts: Iterable[str]) -> list[tuple[str, str]]:
     """Terms and their meaning, those that this run needs."""
     step = "loop" if axis.looped else "layer"
     found = [
@@ -61,6 +88,10 @@ def reading(axis: Axis, gate: bool) -> list[tuple[str, str]]:
                 "keep above that line.",
             )
         )
+    known = [SHORTCUTS[name] for name in shortcuts if name in SHORTCUTS]
+    if known:
+        listed = "; ".join(f"{name}: {meaning}" for name, meaning in known)
+        found.append(("Shortcuts", f"Baselines that do not follow the chain. They answer from – {listed}."))
     found.append(
         (
             "Intervals",

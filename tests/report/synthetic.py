@@ -183,12 +183,12 @@ def _lens(items: pl.DataFrame, task: str, axis: Axis, gate: bool, rng: np.random
 def _shortcuts(tasks: Sequence[str], hops: Sequence[int], n: int) -> pl.DataFrame:
     levels = {
         "kinship": {
-            "majority": (0.2, 0.0), "last fact": (0.95, -0.16), "first + last relation": (1.0, -0.06),
-            "relation multiset + last": (1.0, -0.02), "bag of words": (0.6, -0.06),
+            "majority": (0.2, 0.0), "last_fact": (0.95, -0.16), "first_last": (1.0, -0.06),
+            "multiset_last": (1.0, -0.02), "bag_of_words": (0.6, -0.06),
         },
         "follow": {
-            "random person": (0.1, 0.0), "right gender": (0.2, 0.0), "last mentioned": (0.3, -0.02),
-            "last two words": (1.0, -0.07), "bag of words": (0.4, -0.05),
+            "random_person": (0.1, 0.0), "right_gender": (0.2, 0.0), "last_mentioned": (0.3, -0.02),
+            "last_two_words": (1.0, -0.07), "bag_of_words": (0.4, -0.05),
         },
     }  # fmt: skip
     rows = []

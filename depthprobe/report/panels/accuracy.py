@@ -10,6 +10,7 @@ from depthprobe.report import palette
 from depthprobe.report.data import Task
 from depthprobe.report.figures import ROW, Figure, Grid, Key, depth_axis, error_bar, hops_axis, layout
 from depthprobe.report.text import percent, percent_interval, span
+from depthprobe.report.words import shortcut_name
 
 __all__ = ["accuracy_beside_shortcuts", "accuracy_by_depth"]
 
@@ -89,7 +90,7 @@ def accuracy_beside_shortcuts(task: Task) -> Figure | None:
     rest = task.shortcuts.join(best.select("hops", "shortcut"), on=["hops", "shortcut"], how="anti")
 
     def points(df: pl.DataFrame, name: str | None, shift: float, **own: Any) -> dict[str, Any]:
-        names = df["shortcut"].to_list() if name is None else [name] * df.height
+        names = list(map(shortcut_name, df["shortcut"])) if name is None else [name] * df.height
         return {
             "type": "scatter",
             "mode": "markers",
@@ -135,7 +136,7 @@ def accuracy_beside_shortcuts(task: Task) -> Figure | None:
         | {"line": {"color": "var(--grid)", "width": 1}}
         for i in range(len(task.hops) - 1)
     ]
-    names = sorted(task.shortcuts["shortcut"].unique().to_list())
+    names = list(dict.fromkeys(task.shortcuts["shortcut"].to_list()))
     cell = {(r["hops"], r["shortcut"]): r for r in task.shortcuts.iter_rows(named=True)}
     leader = dict(best.select("hops", "shortcut").iter_rows())
 
@@ -162,13 +163,13 @@ def accuracy_beside_shortcuts(task: Task) -> Figure | None:
         },
         alt=f"Dot plot of accuracy by hops. Model: {_listed(final)}. Best shortcut: "
         + ", ".join(
-            f"{percent(r['accuracy'])} at k = {r['hops']} ({r['shortcut']})"
+            f"{percent(r['accuracy'])} at k = {r['hops']} ({shortcut_name(r['shortcut'])})"
             for r in best.iter_rows(named=True)
         )
         + ".",
         grid=Grid(
             ("★ best shortcut", *(f"k = {k}" for k in task.hops)),
-            (model_row, *((name, *(shown(k, name) for k in task.hops)) for name in names)),
+            (model_row, *((shortcut_name(name), *(shown(k, name) for k in task.hops)) for name in names)),
             "shortcuts",
         ),
         keys=(
