@@ -1,10 +1,12 @@
 """Gate mathematics, once for all users: stopping distributions, exits, exit rules.
 
-from depthprobe.halting import QExit, q_exit, stopping_distribution
+For example:
 
-p = stopping_distribution(torch.tensor([0.2, 0.5, 0.5]))    # 0.2, 0.4, 0.4
-q_exit(torch.tensor([0.2, 0.5, 0.5]), q=0.9)                # 3
-model(tokens, exits=QExit(0.9, min_depth=2))
+    from depthprobe.halting import QExit, q_exit, stopping_distribution
+
+    p = stopping_distribution(torch.tensor([0.2, 0.5, 0.5]))    # 0.2, 0.4, 0.4
+    q_exit(torch.tensor([0.2, 0.5, 0.5]), q=0.9)                # 3
+    model(tokens, exits=QExit(0.9, min_depth=2))
 """
 
 from __future__ import annotations

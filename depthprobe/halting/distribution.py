@@ -7,9 +7,8 @@ A gate gives λ_d, the probability of stopping after loop d given that no earlie
     p_d = λ_d ∏_{j<d}(1 − λ_j)  for d < U,      p_U = ∏_{j<U}(1 − λ_j),      Σ p = 1.
 
 Depths are counted from 1. Everything here acts on the last axis and is differentiable where that has a
-meaning. Prefer
-logits to probabilities: 1 − σ(z) rounds to 0 in float32 from z ≈ 17, while log(1 − σ(z)) = logsigmoid(−z)
-stays exact.
+meaning. Prefer logits to probabilities: 1 − σ(z) rounds to 0 in float32 from z ≈ 17, while log(1 − σ(z)) =
+logsigmoid(−z) stays exact.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def stopping_distribution(lambdas: Tensor) -> Tensor:
 
 
 def cdf(p: Tensor) -> Tensor:
-    """Probability of having left by the end of each loop, from a stopping distribution `[..., U]`; the last is 1."""
+    """Probability of having left by the end of each loop, from p `[..., U]`; the last is 1."""
     summed = p.cumsum(-1)[..., :-1]
     return torch.cat([summed, torch.ones_like(p[..., -1:])], dim=-1)
 
@@ -86,10 +85,9 @@ def q_exit(
 ) -> Tensor:
     """The first depth whose CDF reaches q (Ouro's Q-exit, arXiv 2510.25741), but no less than `min_depth`.
 
-    It is a quantile of the stopping distribution, not its mean: on λ = (0.2, 0.5, ·) it is 2 for q = 0.5 and
-        3 for
-    q = 0.9, while the mean is 2.2. Give exactly one of `lambdas`, `cdf` and `gate_logits`, each float `[...,
-    U]`.
+    It is a quantile of the stopping distribution, not its mean: on λ = (0.2, 0.5, ·) it is 2 for q = 0.5
+    and 3 for q = 0.9, while the mean is 2.2. Give exactly one of `lambdas`, `cdf` and `gate_logits`, each
+    float `[..., U]`.
 
     Returns:
         int64 `[...]`, depths 1…U.
@@ -116,7 +114,7 @@ def q_exit(
 
 
 def reached(log_survival: Tensor, q: float) -> Tensor:
-    """Whether 1 − survival ≥ q, in logs, so that CDF values that round to 1 are still told apart. `[...]` → bool."""
+    """Whether 1 − survival ≥ q, in logs: CDF values that round to 1 are still told apart. Returns bool."""
     return log_survival <= (math.log1p(-q) if q < 1.0 else -math.inf)
 
 

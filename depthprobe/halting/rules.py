@@ -77,7 +77,7 @@ class ExitRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QExit:
-    """Leave at the first depth, not below `min_depth`, whose stopping CDF reaches q (Ouro, arXiv 2510.25741)."""
+    """Leave at the first depth, not below `min_depth`, whose CDF reaches q (Ouro, arXiv 2510.25741)."""
 
     q: float
     min_depth: int = 1
@@ -142,7 +142,7 @@ class SampledExit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenExits:
-    """Each token leaves at a depth known beforehand: recorded exits played back. `exits` is integer `[...]`."""
+    """Each token leaves at a known depth: recorded exits played back. `exits` is integer `[...]`."""
 
     exits: Tensor
     needs_gate = False

@@ -13,7 +13,8 @@ from depthprobe.models.cache import LoopedCache
 def check_ids(input_ids: Tensor, vocab_size: int) -> None:
     """Ids must be integer `[B, S]`, S ≥ 1, within the vocabulary (the last is not looked at on a device)."""
     if input_ids.dim() != 2 or input_ids.shape[1] == 0:
-        raise UserError(f"input_ids have shape {list(input_ids.shape)}, not [rows, tokens]", where="input_ids")
+        what = f"input_ids have shape {list(input_ids.shape)}, not [rows, tokens]"
+        raise UserError(what, where="input_ids")
     if input_ids.device.type == "cpu" and input_ids.numel():  # a device would have to be waited for
         low, high = (int(x) for x in input_ids.aminmax())
         if low < 0 or high >= vocab_size:
@@ -34,7 +35,9 @@ def check_block_mask(block_mask: Tensor | None, batch: int, queries: int, keys: 
     check_shape("block_mask", block_mask, (1, 1, queries, keys), (batch, 1, queries, keys))
 
 
-def the_cache(cache: Cache | None, past_key_values: Cache | None, use_cache: bool | None) -> LoopedCache | None:
+def the_cache(
+    cache: Cache | None, past_key_values: Cache | None, use_cache: bool | None
+) -> LoopedCache | None:
     """The cache to fill: the one given under its new or its old name, a fresh one if asked for, or None."""
     if cache is not None and past_key_values is not None:
         raise UserError("cache and its old name past_key_values are both given", where="cache")

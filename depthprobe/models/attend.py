@@ -1,5 +1,4 @@
-"""Ways to attend: each object decides which keys and values a block's queries see. The block is the same for
-all.
+"""Ways to attend: each object decides which keys and values a query sees. The block is the same for all.
 
 An `Attend` is told where in the execution it is by `enter(stage, loop)` and is then called once a layer.
 Dense attention ignores the place; the others find the slot of a (stage, loop, layer) with `Slots`. New ways
@@ -24,7 +23,7 @@ Stage = Literal["prelude", "core", "coda"]
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Key/value slots of a token in order of execution: prelude, then loop · L + layer of the core, then coda."""
+    """Key/value slots of a token in order of execution: prelude, loop · L + layer of the core, coda."""
 
     n_prelude: int
     n_core: int
@@ -61,7 +60,7 @@ class DenseAttend(Attend):
 
 
 class CachedAttend(Attend):
-    """Keys and values are appended to a cache, one slot for each executed layer; queries see all of their slot."""
+    """Keys and values go to a cache, one slot for each executed layer; queries see all of their slot."""
 
     def __init__(self, mask: Mask, slots: Slots, cache: Cache) -> None:
         self.mask, self.slots, self.cache = mask, slots, cache
@@ -78,13 +77,15 @@ class CachedAttend(Attend):
 class RaggedAttend(Attend):
     """In the core, a query at loop d reads key j as it was at depth min(d, e_j); e_j is the exit of token j.
 
-    Keys and values of a token that has left stay what they were in its last loop (Ragged KV, arXiv 2610.09013). With a
-    cache they are appended in that form to the slot of every loop, so that later tokens read min(d, e_j) as well.
+    Keys and values of a token that has left stay what they were in its last loop (Ragged KV, arXiv
+    2610.09013). With a cache they are appended in that form to the slot of every loop, so that later tokens
+    read min(d, e_j) as well.
 
     Args:
         mask, slots, cache: as above; cache None for a forward over whole sequences.
-        own_key: whether a token that runs on past its exit reads its *own* key and value at d. The others never see
-            them. It matters to whoever looks at states past the exit, and costs an attention by hand.
+        own_key: whether a token that runs on past its exit reads its *own* key and value at d. The others
+            never see them. It matters to whoever looks at states past the exit, and costs an attention by
+            hand.
     """
 
     def __init__(self, mask: Mask, slots: Slots, cache: Cache | None = None, own_key: bool = False) -> None:
@@ -125,7 +126,7 @@ class RaggedAttend(Attend):
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-    """Softmax attention. q `[B, H, S, h]`, k and v `[B, G, T, h]` → `[B, S, H·h]`, heads of a group share keys."""
+    """Softmax attention. q `[B, H, S, h]`, k and v `[B, G, T, h]` → `[B, S, H·h]`."""
     if q.dtype in (torch.bfloat16, torch.float16) and q.device.type == "cpu" and torch.is_grad_enabled():
         out = _by_hand(q, k, v, mask)
     else:
@@ -159,8 +160,10 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
-def _own_key_attention(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v_change: Tensor, mask: Mask) -> Tensor:
-    # the score of each query with itself is replaced by that with its own key, and its value corrected after the product
+def _own_key_attention(
+    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v_change: Tensor, mask: Mask
+) -> Tensor:
+    # each query's score with itself is replaced by that with its own key, and its value put right afterwards
     heads, past = q.shape[1], k.shape[-2] - q.shape[-2]
     k, v = repeat_heads(k, heads), repeat_heads(v, heads)
     own_k, own_v_change = repeat_heads(own_k, heads), repeat_heads(own_v_change, heads)

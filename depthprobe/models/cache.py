@@ -12,8 +12,7 @@ from depthprobe.errors import UserError
 
 
 class LoopedCache(Cache):
-    """Cache of a looped model; `generate` and `forward(use_cache=True)` make one, callers may pass an empty
-    one.
+    """Cache of a looped model; `generate` and `forward(use_cache=True)` make one, callers may pass one.
 
     Its layers are the slots of `attend.Slots`: prelude, loop · L + layer of the core, coda. A token that left
     the loop early has its last keys and values copied into the slots of the deeper loops, which makes a later
@@ -32,12 +31,13 @@ class LoopedCache(Cache):
         self.n_loops: int | None = None
 
     def check(self, rows: int, n_loops: int) -> None:
-        """Refuse to be continued with another number of rows or of loops than it was filled with (`UserError`)."""
+        """Refuse to go on with another number of rows or loops than it was filled with (`UserError`)."""
         if self.n_loops is not None and self.n_loops != n_loops:
             what = f"the cache was filled with {self.n_loops} loops and cannot continue with {n_loops}"
             raise UserError(what, where="n_loops", remedy="start with an empty LoopedCache")
         if self.token_ids is not None and self.token_ids.shape[0] != rows:
-            raise UserError(f"the cache holds {self.token_ids.shape[0]} rows, the input {rows}", where="cache")
+            what = f"the cache holds {self.token_ids.shape[0]} rows, the input {rows}"
+            raise UserError(what, where="cache")
 
     def extend(self, token_ids: Tensor, n_loops: int) -> None:
         """Append ids `[B, S]` (−1 at padding) of tokens whose keys are about to be written."""

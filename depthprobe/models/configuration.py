@@ -26,11 +26,10 @@ class LoopedConfig(PreTrainedConfig):
         input_injection: what loop r ≥ 2 gets besides its own state s from the prelude output e: "none", s
             alone; "add", s + e (the first loop gets e); "concat", A[s; e] at every loop, s₀ = e (Huginn's
             adapter, 2502.05171).
-        exit_gate: a Linear(d, 1) on the normed loop state, λ = σ(·); exit_q: the quantile its exits are read
-            at.
-        tie_word_embeddings, rms_norm_eps, initializer_range, max_position_embeddings, pad/bos/eos_token_id:
-        as usual.
-            `max_position_embeddings` states the trained context; nothing is sized by it.
+        exit_gate: a Linear(d, 1) on the normed loop state, λ = σ(·).
+        exit_q: the quantile its exits are read at.
+        max_position_embeddings: the trained context; nothing is sized by it.
+        tie_word_embeddings, rms_norm_eps, initializer_range, pad/bos/eos_token_id: as usual.
     """
 
     model_type: ClassVar[str] = "looped"
@@ -97,8 +96,10 @@ class LoopedConfig(PreTrainedConfig):
         return round(self.head_size * self.partial_rotary_factor)
 
     def _check(self) -> None:
-        for field in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-                      "head_dim", "n_core", "n_loops", "max_position_embeddings"):  # fmt: skip
+        for field in (
+            "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+            "head_dim", "n_core", "n_loops", "max_position_embeddings",
+        ):  # fmt: skip
             value = getattr(self, field)
             _require(
                 _is_int(value) and value >= 1, field, f"{field} is {value!r}, not a whole number of 1 or more"
@@ -108,8 +109,9 @@ class LoopedConfig(PreTrainedConfig):
             _require(
                 _is_int(value) and value >= 0, field, f"{field} is {value!r}, not a whole number of 0 or more"
             )
-        _require(self.num_attention_heads % self.kv_heads == 0, "num_key_value_heads",
-                 f"{self.kv_heads} key/value heads do not divide {self.num_attention_heads} query heads")  # fmt: skip
+        heads, groups = self.num_attention_heads, self.kv_heads
+        what = f"{groups} key/value heads do not divide {heads} query heads"
+        _require(heads % groups == 0, "num_key_value_heads", what)
         factor = self.partial_rotary_factor
         _require(
             0.0 <= factor <= 1.0, "partial_rotary_factor", f"partial_rotary_factor is {factor}, not in [0, 1]"

@@ -68,7 +68,7 @@ class RMSNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and SwiGLU, each in a residual branch with a norm before it and, for "sandwich", one after it."""
+    """Attention and SwiGLU, each a residual branch with a norm before it and, for "sandwich", one after."""
 
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Block(nn.Module):
         self.out = nn.Linear(self.heads * h, d, bias=False)
         self.attention_out_norm = RMSNorm(d, config.rms_norm_eps) if sandwich else nn.Identity()
         self.mlp_norm = RMSNorm(d, config.rms_norm_eps)
-        # two matrices, not one: cutting a fused product costs more than it saves, and autocast keeps whole weights
+        # two matrices, not one: cutting a fused product costs more than it saves
         self.mlp_gate = nn.Linear(d, f, bias=False)
         self.mlp_up = nn.Linear(d, f, bias=False)
         self.mlp_down = nn.Linear(f, d, bias=False)
@@ -116,8 +116,7 @@ def core_step(core: Stack, x: Tensor, positions: Rotary, attend: Attention) -> T
     """One pass of the looped layers: x `[B, S, d]` → `[B, S, d]`.
 
     The rows may be at different loops: the weights are the same, and `attend` knows at which depth each row
-        reads.
-    What enters a loop and what leaves it (injection, per-loop norm) is the model's `loop_input` and
+    reads. What enters a loop and what leaves it (injection, per-loop norm) is the model's `loop_input` and
     `loop_output`.
     """
     return core(x, positions, attend)

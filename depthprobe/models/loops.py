@@ -1,15 +1,19 @@
 """The loop over the core: dense, or ragged, where each token leaves when it is told to.
 
-Ragged semantics (oracle of everything that serves or trains with early exits). Token i has an exit depth e_i, 1…U,
-given beforehand or chosen by a rule that is asked after each loop. All positions run in parallel, and
+Ragged semantics (the oracle of everything that serves or trains with early exits). Token i has an exit depth
+e_i, 1…U, given beforehand or chosen by a rule that is asked after each loop. All positions run in parallel,
+and
 
-* a query at loop d reads key and value of token j as they were at depth min(d, e_j): where e_j < d, those of j's last loop;
-* the *output* of token i (what coda, norm and head get) is its state after loop e_i; it is frozen from there on, and what
-  i would compute later never reaches another token;
-* if states or gates of all loops are asked for, token i is run on past e_i "in the shadow", as if it alone had stayed: its
-  query at d > e_i reads its own key and value at d, and those of all others at min(d, e_j). This is what a served token
-  would have been with more loops, given the cache as served. Without such a request the loop ends when all have left;
-* executed core rows are Σ e_i over real tokens: shadow passes are a measurement and are not counted, nor is padding.
+* a query at loop d reads key and value of token j as they were at depth min(d, e_j): where e_j < d, those of
+  j's last loop;
+* the *output* of token i (what coda, norm and head get) is its state after loop e_i; it is frozen from there
+  on, and what i would compute later never reaches another token;
+* if states or gates of all loops are asked for, token i is run on past e_i "in the shadow", as if it alone
+  had stayed: its query at d > e_i reads its own key and value at d, and those of all others at min(d, e_j).
+  This is what a served token would have been with more loops, given the cache as served. Without such a
+  request the loop ends when all have left;
+* executed core rows are Σ e_i over real tokens: shadow passes are a measurement and are not counted, nor is
+  padding.
 """
 
 from __future__ import annotations
@@ -55,7 +59,13 @@ class LoopResult:
 
 
 def dense_loops(
-    model: LoopParts, entry: Tensor, positions: Rotary, attend: Attend, n_loops: int, states: bool, gates: bool
+    model: LoopParts,
+    entry: Tensor,
+    positions: Rotary,
+    attend: Attend,
+    n_loops: int,
+    states: bool,
+    gates: bool,
 ) -> LoopResult:
     """Run every token through all loops. entry: the prelude's output `[B, S, d]`."""
     state: Tensor | None = None
@@ -124,16 +134,20 @@ def ragged_loops(
 
 
 def exit_rule(exits: Tensor | ExitRule, real: Tensor, n_loops: int) -> ExitRule:
-    """A checked rule from what a caller gave: a rule, or exit depths, integer `[B, S]`; those at padding do not matter.
+    """A checked rule from what a caller gave: a rule, or exit depths, integer `[B, S]`; those at padding do
+    not matter.
 
     Raises:
-        UserError: not a rule nor a tensor, another shape, depths outside 1…U, a rule that cannot serve U loops.
+        UserError: not a rule nor a tensor, another shape, depths outside 1…U, a rule that cannot serve U
+            loops.
     """
     if isinstance(exits, Tensor):
         if exits.shape != real.shape:
-            raise UserError(f"exits have shape {list(exits.shape)}, the tokens {list(real.shape)}", where="exits")
+            what = f"exits have shape {list(exits.shape)}, the tokens {list(real.shape)}"
+            raise UserError(what, where="exits")
         exits = GivenExits(exits.to(real.device).masked_fill(~real, 1))
     elif not isinstance(exits, ExitRule):
-        raise UserError(f"exits is {type(exits).__name__}, not a tensor of depths nor an exit rule", where="exits")
+        what = f"exits is {type(exits).__name__}, not a tensor of depths nor an exit rule"
+        raise UserError(what, where="exits")
     exits.check(n_loops)
     return exits

@@ -1,4 +1,4 @@
-"""Which key a query may see: causality, padding and packing, made once a forward and shared by all layers and loops."""
+"""Which key a query may see: causality, padding and packing, made once a forward for all layers and loops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Mask:
         self._bias: Tensor | None = None
 
     def additive(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
-        """The mask as float32 to be added to scores, 0 or −inf, `[B or 1, 1, S, T]`; None if all is seen. Kept."""
+        """The mask as float32 to be added to scores, 0 or −inf; None if all is seen. Made once and kept."""
         if self._bias is None and (self.visible is not None or self.causal):
             visible = self.visible
             if visible is None:

@@ -1,9 +1,11 @@
 """`LoopedForCausalLM`: a decoder whose core layers run several times, as a transformers model.
 
-config = LoopedConfig(vocab_size=512, n_core=2, n_loops=8)
-model = LoopedForCausalLM(config)
-out = model(tokens, output_loop_states=True)      # out.logits, out.loop_states[r - 1], out.gate_logits
-out = model(tokens, exits=QExit(0.9))             # each token leaves when its gate says so
+For example:
+
+    config = LoopedConfig(vocab_size=512, n_core=2, n_loops=8)
+    model = LoopedForCausalLM(config)
+    out = model(tokens, output_loop_states=True)      # out.logits, out.loop_states[r - 1], out.gate_logits
+    out = model(tokens, exits=QExit(0.9))             # each token leaves when its gate says so
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class LoopedPreTrainedModel(PreTrainedModel):
 
     config_class = LoopedConfig
     base_model_prefix = ""
-    _no_split_modules = ["Block"]
+    _no_split_modules = ["Block"]  # noqa: RUF012
     _supports_sdpa = True
 
     @torch.no_grad()
@@ -87,10 +89,8 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
     Modules: embed_tokens, mix, prelude.{i}, adapter, core.{i}, coda.{i}, norm, gate, lm_head.
     """
 
-    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}
-    if (
-        TYPE_CHECKING
-    ):  # at run time transformers would take the annotation, a string here, for the config class
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}  # noqa: RUF012
+    if TYPE_CHECKING:  # at run time transformers would take the annotation, here a string, for the class
         config: LoopedConfig
 
     def __init__(self, config: LoopedConfig) -> None:
@@ -130,7 +130,7 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         return core_step(self.core, x, positions, attend)
 
     def loop_input(self, state: Tensor | None, entry: Tensor) -> Tensor:
-        """What the core gets: from the state of the loop before (None at the first) and the prelude output, `[B, S, d]`."""
+        """What the core gets: from the state before (None at the first loop) and the prelude's output."""
         if self.adapter is not None:
             return self.adapter(torch.cat([entry if state is None else state, entry], dim=-1))
         if state is None:
@@ -142,7 +142,7 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         return self.norm(x) if self.config.norm_per_loop else x
 
     def normed(self, loop_state: Tensor) -> Tensor:
-        """A loop state after the final norm, applied exactly once whether or not loops are normed. `[..., d]`."""
+        """A loop state after the final norm, applied exactly once whether or not loops are normed."""
         return loop_state if self.config.norm_per_loop else self.norm(loop_state)
 
     def gate_logit(self, loop_state: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         return self._require_gate()(self.normed(loop_state)).squeeze(-1)
 
     def readout(self, loop_state: Tensor) -> Tensor:
-        """Logits `[..., V]` of a loop state `[..., d]` by norm and head alone (without the coda, if there is one)."""
+        """Logits `[..., V]` of a loop state `[..., d]` by norm and head alone, without a coda."""
         return self.lm_head(self.normed(loop_state))
 
     # -- forward
@@ -185,6 +185,11 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
             attention_mask: `[B, T]` (or `[B, S]`, the new tokens alone), 0 at padding, on either side.
             position_ids: int64 `[B or 1, S]`; by default counted over real tokens.
             labels: int64 `[B, S]`, −100 where not counted; shifted here, so labels = input_ids is right.
+            cache: the past, a `LoopedCache` (`past_key_values` is its name in older transformers);
+                use_cache makes one. Keys and ids of the new tokens are added to it.
+            exits: exit depths, integer `[B, S]` within 1…U, or a rule from `depthprobe.halting` that is
+                asked after each loop; None: every token runs all loops. Semantics:
+                `depthprobe.models.loops`.
             n_loops: run another number of loops than the configured one.
             output_loop_states, output_gate_logits: what to return of every loop (the former brings the latter
                 if the model has a gate).
@@ -255,7 +260,7 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         )
 
     def embed(self, input_ids: Tensor, previous_ids: Tensor | None = None) -> Tensor:
-        """Embeddings `[B, S, d]` of ids `[B, S]`, with the previous tokens `[B, S, n]` (−1: none) mixed in."""
+        """Embeddings `[B, S, d]` of ids `[B, S]`, previous tokens `[B, S, n]` (−1: none) mixed in."""
         x = self.embed_tokens(input_ids)
         if self.mix is None or previous_ids is None:
             return x
@@ -267,7 +272,8 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
             state = state[:, logits_to_keep]
         elif logits_to_keep > 0:
             state = state[:, -logits_to_keep:]
-        return self.lm_head(state) if len(self.coda) else self.readout(state)  # a coda's output is already normed
+        # a coda's output is already normed
+        return self.lm_head(state) if len(self.coda) else self.readout(state)
 
     def _require_gate(self) -> nn.Linear:
         if self.gate is None:

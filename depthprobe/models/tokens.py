@@ -1,4 +1,4 @@
-"""What is known of a forward's tokens besides their embeddings: padding, positions, and the tokens before each."""
+"""What is known of a forward's tokens besides embeddings: padding, positions, and the tokens before each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Tokens:
     mask: Tensor | None
 
     @classmethod
-    def of(cls, input_ids: Tensor, attention_mask: Tensor | None, cache: LoopedCache | None, n_loops: int) -> Tokens:
+    def of(
+        cls, input_ids: Tensor, attention_mask: Tensor | None, cache: LoopedCache | None, n_loops: int
+    ) -> Tokens:
         """From new ids `[B, S]`, a mask over the new tokens or over all, and the cache that holds the past.
 
         Raises:
@@ -41,12 +43,10 @@ class Tokens:
         if attention_mask is None:
             new = input_ids
         else:
-            if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or (
-                attention_mask.shape[1] not in (length, total)
-            ):  # fmt: skip
-                raise UserError(f"attention_mask has shape {list(attention_mask.shape)}, not [{batch}, {total}]",
-                                where="attention_mask",
-                                remedy="block_mask takes masks of who sees whom")  # fmt: skip
+            if tuple(attention_mask.shape) not in ((batch, length), (batch, total)):
+                what = f"attention_mask has shape {list(attention_mask.shape)}, not [{batch}, {total}]"
+                remedy = "block_mask takes masks of who sees whom"
+                raise UserError(what, where="attention_mask", remedy=remedy)
             new = input_ids.masked_fill(~attention_mask[:, -length:].bool(), -1)
         ids = new if past is None else torch.cat([past, new], dim=1)
         if attention_mask is not None and attention_mask.shape[1] == total:
@@ -63,17 +63,18 @@ class Tokens:
         return torch.tensor(new.numel(), device=new.device) if self.mask is None else (new >= 0).sum()
 
     def positions(self, length: int) -> Tensor:
-        """Positions of the last tokens counted over real ones, int64 `[B or 1, length]`; 0 at padding before them."""
+        """Positions of the last tokens among real ones: int64 `[B or 1, length]`, 0 at left padding."""
         if self.mask is None:
             return torch.arange(length, device=self.ids.device)[None]
         return (self.mask.long().cumsum(-1) - 1).clamp_min(0)[:, -length:]
 
     def previous(self, length: int, back: int, position_ids: Tensor, block_mask: Tensor | None) -> Tensor:
-        """Ids of the `back` tokens before each of the last `length`, nearest first; −1 where there is none, or padding.
+        """Ids of the `back` tokens before each of the last `length`, nearest first; −1 where there is none,
+        or padding.
 
-        Without a packing mask these are the neighbours to the left. In a packed row the token before the first word of
-        a question is the last word of the story, wherever that stands: the visible token whose position is smaller by
-        one.
+        Without a packing mask these are the neighbours to the left. In a packed row the token before the
+        first word of a question is the last word of the story, wherever that stands: the visible token
+        whose position is smaller by one.
 
         Args:
             position_ids: int64 `[B or 1, length]`.
@@ -84,11 +85,12 @@ class Tokens:
         """
         if block_mask is None:
             padded = F.pad(self.ids[:, -(length + back) :], (back, 0), value=-1)
-            columns = [padded[:, padded.shape[1] - length - b : padded.shape[1] - b] for b in range(1, back + 1)]
+            end = padded.shape[1]
+            columns = [padded[:, end - length - b : end - b] for b in range(1, back + 1)]
             return torch.stack(columns, dim=-1)
         if self.ids.shape[1] != length:
-            raise UserError("with a block_mask and a cache the previous tokens cannot be told", where="block_mask",
-                            remedy="give previous_ids")  # fmt: skip
+            what = "with a block_mask and a cache the previous tokens cannot be told"
+            raise UserError(what, where="block_mask", remedy="give previous_ids")
         gaps = position_ids[:, :, None] - position_ids[:, None, :]
         visible = block_mask[:, 0].tril()
         columns = []

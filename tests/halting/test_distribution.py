@@ -55,7 +55,9 @@ def test_a_distribution_whatever_the_logits(logits: torch.Tensor) -> None:
 
 
 def test_logits_tell_apart_what_probabilities_round_to_one() -> None:
-    logits = torch.tensor([30.0, 40.0, 0.0])  # σ rounds to 1 in float32: the second λ is lost from the product
+    logits = torch.tensor(
+        [30.0, 40.0, 0.0]
+    )  # σ rounds to 1 in float32: the second λ is lost from the product
     assert stopping_distribution(torch.sigmoid(logits))[1] == 0.0
     assert log_stopping_distribution(logits)[1].item() == pytest.approx(-30.0, abs=1e-4)
     assert log_survival(logits)[1].item() == pytest.approx(-70.0, abs=1e-4)

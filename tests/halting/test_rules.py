@@ -1,4 +1,4 @@
-"""Exit rules: asked loop by loop they give what the whole distribution gives; rows at mixed depths are served alike."""
+"""Exit rules: asked loop by loop they give what the distribution gives; rows at mixed depths too."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def test_rows_at_mixed_depths() -> None:
     assert torch.equal(mixed[inner], (exits <= at)[inner])
 
 
-@pytest.mark.parametrize("rule", [QExit(0.5), FixedDepth(2), SampledExit(), GivenExits(torch.ones(3, dtype=torch.int64))])
+@pytest.mark.parametrize(
+    "rule", [QExit(0.5), FixedDepth(2), SampledExit(), GivenExits(torch.ones(3, dtype=torch.int64))]
+)
 def test_rules_have_the_interface(rule: object) -> None:
     assert isinstance(rule, ExitRule)
     assert rule.horizon == 0
@@ -61,6 +63,12 @@ def test_impossible_rules_are_refused() -> None:
     for make in (lambda: QExit(0.0), lambda: QExit(0.5, 0), lambda: FixedDepth(0), lambda: SampledExit(0)):
         with pytest.raises(UserError):
             make()
-    for rule in (QExit(0.5, 6), FixedDepth(6), SampledExit(6), GivenExits(torch.tensor([6])), GivenExits(torch.ones(2))):
+    for rule in (
+        QExit(0.5, 6),
+        FixedDepth(6),
+        SampledExit(6),
+        GivenExits(torch.tensor([6])),
+        GivenExits(torch.ones(2)),
+    ):
         with pytest.raises(UserError):
             rule.check(U)

@@ -25,7 +25,7 @@ class Token:
 
 
 class Reference:
-    """Runs one unpadded sequence token by token; `exits` are depths, or a quantile q at which the gate lets go."""
+    """Runs one unpadded sequence token by token; `exits` are depths, or the quantile of a Q-exit."""
 
     def __init__(self, model: LoopedForCausalLM, n_loops: int | None = None) -> None:
         self.c = model.config
@@ -114,7 +114,9 @@ class Reference:
         x = x + self._after(branch, name + "attention_out_norm")
         y = self._rms(x, name + "mlp_norm")
         gate = self.w[name + "mlp_gate.weight"] @ y
-        branch = self.w[name + "mlp_down.weight"] @ (gate * torch.sigmoid(gate) * (self.w[name + "mlp_up.weight"] @ y))
+        branch = self.w[name + "mlp_down.weight"] @ (
+            gate * torch.sigmoid(gate) * (self.w[name + "mlp_up.weight"] @ y)
+        )
         return x + self._after(branch, name + "mlp_out_norm")
 
     def _after(self, branch: Tensor, name: str) -> Tensor:

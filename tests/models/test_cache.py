@@ -1,4 +1,4 @@
-"""Cached decoding equals the uncached forward, ragged or not, padded on the left, in chunks, and through `generate`."""
+"""Cached decoding equals the uncached forward: ragged or not, left-padded, in chunks, through `generate`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def test_chunks_equal_the_whole(config: LoopedConfig, seed: int, n: int, cut: in
         pieces = []
         for part in (slice(0, cut), *(slice(i, i + 1) for i in range(cut, ids.shape[1]))):
             out = model(
-                ids[:, part], mask[:, : part.stop], cache=cache, exits=exits if parts is None else parts[:, part]
+                ids[:, part],
+                mask[:, : part.stop],
+                cache=cache,
+                exits=exits if parts is None else parts[:, part],
             )
             pieces.append(out.logits)
     real = mask.bool()
@@ -41,7 +44,9 @@ def test_chunks_equal_the_whole(config: LoopedConfig, seed: int, n: int, cut: in
 
 
 def test_the_past_mask_is_known_to_the_cache() -> None:
-    model = random_model(LoopedConfig(vocab_size=VOCABULARY, hidden_size=16, n_core=2, n_previous_tokens=2), 0)
+    model = random_model(
+        LoopedConfig(vocab_size=VOCABULARY, hidden_size=16, n_core=2, n_previous_tokens=2), 0
+    )
     ids, mask = pad(random_rows(0, 3), "left")
     with torch.no_grad():
         whole = model(ids, mask).logits[:, -1]
@@ -54,8 +59,9 @@ def test_the_past_mask_is_known_to_the_cache() -> None:
 
 def make(**options: object):
     shape = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 12, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "n_prelude": 1, "n_core": 2, "n_coda": 1, "n_loops": 3, "initializer_range": 0.4,
-             "n_previous_tokens": 2, "partial_rotary_factor": 0.5, "pad_token_id": 3}  # fmt: skip
+             "num_key_value_heads": 2, "n_prelude": 1, "n_core": 2, "n_coda": 1, "n_loops": 3,
+             "initializer_range": 0.4, "n_previous_tokens": 2, "partial_rotary_factor": 0.5,
+             "pad_token_id": 3}  # fmt: skip
     return random_model(LoopedConfig(**{**shape, **options}), 0)
 
 
@@ -85,7 +91,9 @@ def test_generate_goes_on_from_a_cache() -> None:
         model(ids[:, :4], cache=cache)
     rest = model.generate(ids, max_new_tokens=6, do_sample=False, **{CACHE_FIELD: cache})
     assert torch.equal(whole, rest)
-    chunked = model.generate(ids, max_new_tokens=6, do_sample=False, prefill_chunk_size=3, **{CACHE_FIELD: LoopedCache()})
+    chunked = model.generate(
+        ids, max_new_tokens=6, do_sample=False, prefill_chunk_size=3, **{CACHE_FIELD: LoopedCache()}
+    )
     assert torch.equal(whole, chunked)
 
 

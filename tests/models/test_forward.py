@@ -16,15 +16,15 @@ SEEDS = st.integers(0, 2**31)
 
 def make(**options: object) -> LoopedForCausalLM:
     shape = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 12, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "n_prelude": 1, "n_core": 2, "n_coda": 1, "n_loops": 3, "initializer_range": 0.25,
-             "n_previous_tokens": 2, "partial_rotary_factor": 0.5}  # fmt: skip
+             "num_key_value_heads": 2, "n_prelude": 1, "n_core": 2, "n_coda": 1, "n_loops": 3,
+             "initializer_range": 0.25, "n_previous_tokens": 2, "partial_rotary_factor": 0.5}  # fmt: skip
     return random_model(LoopedConfig(**{**shape, **options}), 0)
 
 
 @settings(max_examples=15, deadline=None)
 @given(configs(), SEEDS, st.booleans())
 def test_packed_questions_equal_each_alone(config: LoopedConfig, seed: int, ragged: bool) -> None:
-    """Two rows, each a story of 4 tokens with questions of 3, 2 and 1 tokens behind it, the last row padded."""
+    """Two rows, each a story of 4 tokens and questions of 3, 2 and 1 tokens; the last row is padded."""
     model = random_model(config, seed)
     story, lengths = 4, (3, 2, 1)
     total = story + sum(lengths)
@@ -48,8 +48,8 @@ def test_packed_questions_equal_each_alone(config: LoopedConfig, seed: int, ragg
         for row in range(2):
             for span in spans[: 3 - row]:
                 take = [*range(story), *range(span.start, span.stop)]
-                alone = model(ids[row : row + 1, take], exits=None if exits is None else exits[row : row + 1, take],
-                              output_loop_states=True)  # fmt: skip
+                own_exits = None if exits is None else exits[row : row + 1, take]
+                alone = model(ids[row : row + 1, take], exits=own_exits, output_loop_states=True)
                 close(packed.logits[row, take], alone.logits[0])
                 for a, b in zip(packed.loop_states, alone.loop_states, strict=True):
                     close(a[row, take], b[0])

@@ -30,7 +30,11 @@ def compare(
         for d, state in enumerate(out.loop_states or ()):
             close(state[row, at], torch.stack([t.states[d] for t in expected]), tolerance)
         if out.gate_logits is not None:
-            close(out.gate_logits[row, at], torch.tensor([t.gates for t in expected], dtype=torch.float64), tolerance)
+            close(
+                out.gate_logits[row, at],
+                torch.tensor([t.gates for t in expected], dtype=torch.float64),
+                tolerance,
+            )
 
 
 @settings(max_examples=40, deadline=None)
@@ -86,7 +90,11 @@ def test_all_exits_at_the_end_equal_the_plain_forward(
             close(ragged.logits[real], plain.logits[real])
             for a, b in zip(ragged.loop_states, plain.loop_states, strict=True):
                 close(a[real], b[real])
-            assert int(ragged.executed_core_rows) == int(plain.executed_core_rows) == int(mask.sum()) * config.n_loops
+            assert (
+                int(ragged.executed_core_rows)
+                == int(plain.executed_core_rows)
+                == int(mask.sum()) * config.n_loops
+            )
     compare(plain, mask, [Reference(model).run(row, None) for row in rows])
 
 
@@ -101,8 +109,8 @@ def test_a_fixed_depth_equals_fewer_loops(config: LoopedConfig, seed: int) -> No
 
 
 def small(**options: object) -> LoopedForCausalLM:
-    shape = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 12, "num_attention_heads": 2, "n_prelude": 1,
-             "n_core": 2, "n_coda": 1, "n_loops": 4, "initializer_range": 0.4}  # fmt: skip
+    shape = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 12, "num_attention_heads": 2,
+             "n_prelude": 1, "n_core": 2, "n_coda": 1, "n_loops": 4, "initializer_range": 0.4}  # fmt: skip
     return random_model(LoopedConfig(**{**shape, **options}), 0)
 
 
@@ -149,7 +157,9 @@ def test_gradients_reach_every_loop_through_ragged_keys() -> None:
     ids = torch.randint(0, 17, (2, 8))
     out = model(ids, labels=ids, exits=torch.randint(1, 5, (2, 8)), output_loop_states=True)
     (out.loss + out.loop_states[-1].square().mean()).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for n, p in model.named_parameters() if "gate" not in n)
+    assert all(
+        p.grad is not None and p.grad.isfinite().all() for n, p in model.named_parameters() if "gate" not in n
+    )
 
 
 @pytest.mark.parametrize(
