@@ -20,7 +20,7 @@ import polars as pl
 
 from depthprobe.errors import UserError
 
-__all__ = ["NULLABLE", "SCHEMAS", "SHORTCUT_BOUNDS", "check", "conform", "empty"]
+__all__ = ["NULLABLE", "SCHEMAS", "check", "conform", "empty"]
 
 #: One stated fact of a story. Spans are half-open character offsets into `items.text`; `hop` is 1-based and
 #: null for a fact that lies off the question's chain; `role` is chain, branch, decoy, offchain or gender.
@@ -192,9 +192,6 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "expected_depth": pl.Float64(),
     },
 }
-
-#: Rows of `shortcuts` that are bounds and not rules: shown, but no model is said to fall short of them.
-SHORTCUT_BOUNDS = frozenset({"answer_in_story"})
 
 #: Columns that may be null; a null anywhere else is an error of the writer.
 NULLABLE: dict[str, frozenset[str]] = {

@@ -33,7 +33,6 @@ def summarise(found: Mapping[str, pl.DataFrame], *, name: str, exit_q: float | N
     shortcuts = found.get("shortcuts", tables.empty("shortcuts"))
     names = found["settling"]["task"].unique().sort().to_list()
     names.sort(key=lambda task: task != "kinship")
-    shortcuts = shortcuts.filter(~pl.col("shortcut").is_in(list(tables.SHORTCUT_BOUNDS)))
     tasks = [_of_task(found, shortcuts, task, name, exit_q) for task in names]
     return {"model": name, "headline": " ".join(task["headline"] for task in tasks), "tasks": tasks}
 

@@ -149,7 +149,7 @@ def _compute(
     told("shortcuts", 0, 1)
     kept = set(prepared.table["item"])
     asked = [item for item in items if item.id in kept]
-    shortcuts = tables.conform("shortcuts", shortcut_rows(config, asked))
+    shortcuts = tables.conform("shortcuts", shortcut_rows(asked))
     run.write_table("shortcuts", shortcuts)
     told("analysis", 0, 1)
     found = analysis.analyse(lens, exit_q=model.exit_q, seed=config.seed, resamples=config.resamples)

@@ -1,25 +1,24 @@
-"""The questions of a run, and those that its shortcut baselines learn from."""
+"""The questions of a run, and the baselines that stand beside the model's answers."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from depthprobe.errors import UserError
 from depthprobe.pipeline.config import AnalyzeConfig
 from depthprobe.tasks.generate import Generator
 from depthprobe.tasks.io import read_data
-from depthprobe.tasks.items import TASKS, Item
-from depthprobe.tasks.shortcuts import shortcut_table
-from depthprobe.tasks.splits import HASHED_RELATIONS, split_of
+from depthprobe.tasks.items import Item
+from depthprobe.tasks.shortcuts import default_shortcuts
+from depthprobe.tasks.splits import HASHED_RELATIONS
 
 __all__ = ["digest", "questions", "shortcut_rows"]
 
-#: Stories that baselines are fitted on, for each task: with more the strongest gain a point at most.
-TRAINING_STORIES = 1000
+#: Stories that the baselines which learn are fitted on: with more the strongest gain a point at most.
+TRAINING_STORIES = 1200
 
 
 def questions(config: AnalyzeConfig, *, remark: Callable[[str], None] | None = None) -> list[Item]:
@@ -69,24 +68,6 @@ def digest(items: Sequence[Item]) -> str:
     return total.hexdigest()
 
 
-def shortcut_rows(config: AnalyzeConfig, items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Rows of the `shortcuts` table: baselines that do not follow the chain, on these items.
-
-    Those that learn are fitted on generated stories of the same settings with other names, told from the
-    run's items by the seed, and by the split where the run asks for held-out chains.
-    """
-    rows: list[dict[str, Any]] = []
-    for task in dict.fromkeys(item.task for item in items):
-        asked = [item for item in items if item.task == task]
-        rows += shortcut_table(_training(config, task, asked), asked)
-    return rows
-
-
-def _training(config: AnalyzeConfig, task: str, asked: Sequence[Item]) -> list[Item]:
-    hops = tuple(sorted({item.hops for item in asked if 1 <= item.hops <= 8}))
-    if task not in TASKS or not hops:
-        return []
-    held_out = config.data is None and config.split == "heldout"
-    other = replace(config, data=None, hops=hops, seed=config.seed + 1, split="train" if held_out else "any")
-    found = _generator(other, task).items(TRAINING_STORIES)
-    return [item for item in found if not held_out or split_of(item.chain_relations) == "train"]
+def shortcut_rows(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Rows of the `shortcuts` table: baselines that do not follow the chain, on these items."""
+    return default_shortcuts(items, n_stories=TRAINING_STORIES)

@@ -14,7 +14,6 @@ import pytest
 from tiny_saved import save_model
 
 import depthprobe
-from depthprobe import tables
 from depthprobe.errors import UserError
 from depthprobe.pipeline import AnalyzeResult, questions
 from depthprobe.runs import files
@@ -271,9 +270,3 @@ def test_progress_ends_where_it_should(tiny: Path, tmp_path: Path) -> None:
     assert list(dict.fromkeys(step[0] for step in told)) == [
         "questions", "model", "tokens", "lens", "shortcuts", "analysis", "report",
     ]  # fmt: skip
-
-
-def test_bounds_are_the_same_everywhere() -> None:
-    from depthprobe.tasks import shortcuts
-
-    assert tables.SHORTCUT_BOUNDS == shortcuts.BOUNDS
