@@ -132,26 +132,28 @@ def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
     if not console.is_terminal:
         yield None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
         TextColumn("{task.description:<10}"),
         BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[count]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bars:
-        bar = bars.add_task("", total=None, rate="")
+        bar = bars.add_task("", total=None, count="")
 
         def show(stage: str, done: int, total: int) -> None:
             if bars.tasks[0].description != stage:
                 # work that is resumed was not done at today's rate: the clock starts at what is there
                 bars.reset(
-                    bar, description=stage, total=total if total > 1 else None, completed=done, rate=""
+                    bar, description=stage, total=total if total > 1 else None, completed=done, count=""
                 )
+            count = f"{done}/{total}" if total > 1 else ""
             speed = bars.tasks[0].speed
-            bars.update(bar, completed=done, rate=f"{speed:.0f} questions/s" if speed and total > 1 else "")
+            if count and speed:
+                count += f"  {speed:.{0 if speed >= 10 else 1}f} questions/s"
+            bars.update(bar, completed=done, count=count)
 
         yield show
 

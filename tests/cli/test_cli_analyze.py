@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -11,12 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from rich.console import Console
 
+from depthprobe.cli import analyze as cli_analyze
 from depthprobe.cli.main import main
 from depthprobe.pipeline import questions
 from depthprobe.tasks.names import NAMES
@@ -66,6 +71,20 @@ def test_json_is_all_that_goes_to_stdout(
     assert told["counts"]["items"] == 6  # the command line wins over the file
     assert [row["hops"] for row in told["tasks"][0]["hops"]] == [1, 2]
     assert told["headline"].startswith("On kinship")
+
+
+def test_a_terminal_sees_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = io.StringIO()
+    monkeypatch.setattr("rich.console.Console", partial(Console, file=seen, force_terminal=True, width=100))
+    with cli_analyze._progress() as progress:
+        assert progress is not None
+        progress("model", 0, 1)
+        for done in range(0, 101, 10):
+            progress("lens", done, 100)
+            time.sleep(0.02)
+    assert "model" in seen.getvalue()
+    assert re.search(r"100/100  [\d.]+ questions/s", seen.getvalue())
+    assert "0:00:00" in seen.getvalue()
 
 
 def data(*rows: Any) -> Callable[[Path, Path], list[str]]:
