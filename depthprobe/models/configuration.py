@@ -17,6 +17,9 @@ class LoopedConfig(PreTrainedConfig):
         num_attention_heads, num_key_value_heads (None: as many as query heads), head_dim (None: d / heads).
         n_prelude, n_core, n_coda: layers before, in and after the loop; the core has at least one.
         n_loops: U, how often the core runs.
+        attention_bias: a bias on queries, keys and values, with which a head can look a fixed distance back.
+        embedding_multiplier: scale of the embeddings (mixed-in ones too) on entry, as in Granite; the head is not
+            scaled. √d lets a tied embedding of norm 1 serve both ends.
         rope_theta, partial_rotary_factor: base of the rotary embedding and the share of each head it turns, 0
             to 1.
         n_previous_tokens: 0, 1 or 2; with 2, x_s = e_s + W[e_{s−1}; e_{s−2}] before the prelude, zero where
@@ -45,6 +48,8 @@ class LoopedConfig(PreTrainedConfig):
     n_core: int = 1
     n_coda: int = 0
     n_loops: int = 4
+    attention_bias: bool = False
+    embedding_multiplier: float = 1.0
     rope_theta: float = 10_000.0
     partial_rotary_factor: float = 1.0
     n_previous_tokens: int = 0
@@ -125,6 +130,8 @@ class LoopedConfig(PreTrainedConfig):
         _require(self.input_injection in ("none", "add", "concat"), "input_injection",
                  f"input_injection is {self.input_injection!r}, not 'none', 'add' or 'concat'")  # fmt: skip
         _require(0.0 < self.exit_q <= 1.0, "exit_q", f"exit_q is {self.exit_q}, not in (0, 1]")
+        _require(self.embedding_multiplier > 0.0, "embedding_multiplier",
+                 f"embedding_multiplier is {self.embedding_multiplier}, not above 0")  # fmt: skip
         _require(self.rope_theta > 0.0, "rope_theta", f"rope_theta is {self.rope_theta}, not above 0")
         for field in ("rms_norm_eps", "initializer_range"):
             _require(getattr(self, field) >= 0.0, field, f"{field} is {getattr(self, field)}, below 0")

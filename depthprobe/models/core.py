@@ -76,7 +76,7 @@ class Block(nn.Module):
         self.heads, self.kv_heads, self.head_size = config.num_attention_heads, config.kv_heads, h
         sandwich = config.norm == "sandwich"
         self.attention_norm = RMSNorm(d, config.rms_norm_eps)
-        self.qkv = nn.Linear(d, (self.heads + 2 * self.kv_heads) * h, bias=False)
+        self.qkv = nn.Linear(d, (self.heads + 2 * self.kv_heads) * h, bias=config.attention_bias)
         self.out = nn.Linear(self.heads * h, d, bias=False)
         self.attention_out_norm = RMSNorm(d, config.rms_norm_eps) if sandwich else nn.Identity()
         self.mlp_norm = RMSNorm(d, config.rms_norm_eps)

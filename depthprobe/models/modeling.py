@@ -263,9 +263,9 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         """Embeddings `[B, S, d]` of ids `[B, S]`, previous tokens `[B, S, n]` (−1: none) mixed in."""
         x = self.embed_tokens(input_ids)
         if self.mix is None or previous_ids is None:
-            return x
+            return x * self.config.embedding_multiplier
         before = self.embed_tokens(previous_ids.clamp_min(0)) * (previous_ids >= 0).unsqueeze(-1)
-        return x + self.mix(before.flatten(-2))
+        return (x + self.mix(before.flatten(-2))) * self.config.embedding_multiplier
 
     def _logits(self, state: Tensor, logits_to_keep: int | Tensor) -> Tensor:
         if isinstance(logits_to_keep, Tensor):

@@ -81,7 +81,7 @@ class Reference:
             before = [table[ids[i - b]] if i >= b else torch.zeros_like(x)
                       for b in range(1, self.c.n_previous_tokens + 1)]  # fmt: skip
             x = x + self.w["mix.weight"] @ torch.cat(before)
-        return x
+        return x * self.c.embedding_multiplier
 
     def _inject(self, state: Tensor | None, entry: Tensor) -> Tensor:
         if self.c.input_injection == "concat":
@@ -94,6 +94,8 @@ class Reference:
         name, c = f"{stage}.{layer}.", self.c
         h, heads, groups = c.head_size, c.num_attention_heads, c.kv_heads
         qkv = self.w[name + "qkv.weight"] @ self._rms(x, name + "attention_norm")
+        if c.attention_bias:
+            qkv = qkv + self.w[name + "qkv.bias"]
         rows = qkv.view(heads + 2 * groups, h)
         q = torch.stack([self._turn(r, i) for r in rows[:heads]])
         k = torch.stack([self._turn(r, i) for r in rows[heads : heads + groups]])
