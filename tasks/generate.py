@@ -188,9 +188,8 @@ class Generator:
         return random.Random(f"{self.task}/{self.seed}/{i}/{purpose}")
 
     def _story(self, i: int) -> _Story:
-        if (
-            self._last is not None and self._last[0] == i
-        ):  # the ladder and its further questions come together
+        # the ladder and its further questions come together
+        if self._last is not None and self._last[0] == i:
             return self._last[1]
         if i < 0:
             raise UserError(f"there is no story {i}", remedy="count stories from 0")

@@ -76,8 +76,8 @@ def heldout_by(way: str, item: Item) -> Split:
 class Seen:
     """What a training set holds, to say of a test item what of it is new: a check that nothing leaked.
 
-    seen = Seen.of(training_items)
-    seen.novelty(item)        # e.g. frozenset({"chain", "names"})
+        seen = Seen.of(training_items)
+        seen.novelty(item)        # e.g. frozenset({"chain", "names"})
     """
 
     chains: set[tuple[str, ...]] = field(default_factory=set)

@@ -112,9 +112,8 @@ def _table(features: tuple[Feature, ...], train: Sequence[Item], test: Sequence[
 
 
 def _commonest(counts: Counter[str]) -> str:
-    return min(
-        counts, key=lambda word: (-counts[word], word)
-    )  # ties by the alphabet, not by the order of training
+    # ties by the alphabet, not by the order of training
+    return min(counts, key=lambda word: (-counts[word], word))
 
 
 def _word_in_story(train: Sequence[Item], test: Sequence[Item]) -> list[float]:

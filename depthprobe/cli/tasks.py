@@ -1,8 +1,8 @@
 """`depthprobe tasks`: make items, check them with the solver, look at one.
 
-depthprobe tasks generate --task follow --n 500 --out follow.jsonl
-depthprobe tasks check follow.jsonl
-depthprobe tasks show --task kinship --hops 4
+    depthprobe tasks generate --task follow --n 500 --out follow.jsonl
+    depthprobe tasks check follow.jsonl
+    depthprobe tasks show --task kinship --hops 4
 """
 
 from __future__ import annotations

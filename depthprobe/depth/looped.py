@@ -22,8 +22,8 @@ class LoopedModel(DepthModel):
     Axis: embed, prelude (0, l), core (r, l) for r = 1…R, coda (R + 1, l). "embed" is the input of the
     prelude: token embeddings with previous tokens mixed in. With a norm after every loop, the normed state is
     a coordinate of its own, (r, n_core, "loop_state"), behind the residual of the loop's last layer, and a
-    readout does not norm it again;
-    otherwise the residual of the loop's last layer is the loop state. Either ends the loop (`loop_ends`).
+    readout does not norm it again; otherwise the residual of the loop's last layer is the loop state. Either
+    ends the loop (`loop_ends`).
 
     In a model with a coda the readout of a loop is norm and head alone: the *plain* lens, not what the model
     would answer if it stopped there.

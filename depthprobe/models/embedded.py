@@ -1,8 +1,8 @@
 """The models that come with the package: folders that transformers loads without a network.
 
-path = embedded_path("family-demo")
-model = AutoModelForCausalLM.from_pretrained(path)      # after `import depthprobe.models`
-tokenizer = AutoTokenizer.from_pretrained(path)
+    path = embedded_path("family-demo")
+    model = AutoModelForCausalLM.from_pretrained(path)      # after `import depthprobe.models`
+    tokenizer = AutoTokenizer.from_pretrained(path)
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What `depthprobe analyze` is asked to do: one checked configuration from options and a YAML file.
 
-# demo.yaml: the names of the options, with _ or - between words
-model: family-demo
-task: [kinship, follow]
-hops: 1-6
-n: 100
+    # demo.yaml: the names of the options, with _ or - between words
+    model: family-demo
+    task: [kinship, follow]
+    hops: 1-6
+    n: 100
 """
 
 from __future__ import annotations
@@ -195,9 +195,8 @@ def _tasks(name: str, value: Any) -> tuple[str, ...]:
         raise UserError(f"{name} is to name one task or more, got {value!r}", remedy=f"of {', '.join(TASKS)}")
     for task in asked:
         _one_of(TASKS)(name, task)
-    return tuple(
-        task for task in TASKS if task in asked
-    )  # in one order, however often and in whatever order asked
+    # in one order, however often and in whatever order asked
+    return tuple(task for task in TASKS if task in asked)
 
 
 def _hops(name: str, value: Any) -> tuple[int, ...]:

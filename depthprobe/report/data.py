@@ -1,8 +1,8 @@
 """A run folder, read for drawing: its manifest, its depth axis and one bundle of tables per task.
 
-from depthprobe.report.data import read_run
-run = read_run(Path("runs/demo"))
-run.tasks[0].accuracy            # the accuracy table of the first task
+    from depthprobe.report.data import read_run
+    run = read_run(Path("runs/demo"))
+    run.tasks[0].accuracy            # the accuracy table of the first task
 """
 
 from __future__ import annotations

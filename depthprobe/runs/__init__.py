@@ -1,8 +1,9 @@
 """Run folders: what was asked, what came out, and nothing half-written.
 
-    <run>/manifest.json                  configuration, versions, seed, git commit, model fingerprint, counts,
-    times <run>/tables/lens/part-00003.parquet a finished part; replaced by the next line when the run is
-    finished <run>/tables/lens.parquet            a final table <run>/report.html
+    <run>/manifest.json                    configuration, versions, seed, commit, model fingerprint, counts
+    <run>/tables/lens/part-00003.parquet   a finished part; gone when the run is finished
+    <run>/tables/lens.parquet              a final table
+    <run>/report.html
 
 Every file appears under its name only when it is complete and on the disk, so a run may be killed at any
 moment. Resuming computes the parts that are missing. It is refused where that would mix two things: another
