@@ -48,7 +48,7 @@ class LoopedCache(Cache):
     # whatever reorders, repeats or cuts the keys has to do the same to the ids
 
     def reset(self) -> None:
-        super().reset()
+        self.layers = []  # the next forward makes them again; zeroed ones would count as tokens
         self.token_ids = self.n_loops = None
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:

@@ -13,13 +13,13 @@ class LoopedConfig(PreTrainedConfig):
     """Configuration of `LoopedForCausalLM`. An impossible one raises `UserError` naming the field.
 
     Fields:
-        vocab_size, hidden_size (d), intermediate_size (width of the SwiGLU): sizes.
-        num_attention_heads, num_key_value_heads (None: as many as query heads), head_dim (None: d / heads).
+        vocab_size, hidden_size (d), intermediate_size (width of the SwiGLU): sizes. num_attention_heads,
+        num_key_value_heads (None: as many as query heads), head_dim (None: d / heads).
         n_prelude, n_core, n_coda: layers before, in and after the loop; the core has at least one.
         n_loops: U, how often the core runs.
         attention_bias: a bias on queries, keys and values, with which a head can look a fixed distance back.
-        embedding_multiplier: scale of the embeddings (mixed-in ones too) on entry, as in Granite; the head is not
-            scaled. √d lets a tied embedding of norm 1 serve both ends.
+        embedding_multiplier: scale of the embeddings (mixed-in ones too) on entry, as in Granite; the head
+            is not scaled. √d lets a tied embedding of norm 1 serve both ends.
         rope_theta, partial_rotary_factor: base of the rotary embedding and the share of each head it turns, 0
             to 1.
         n_previous_tokens: 0, 1 or 2; with 2, x_s = e_s + W[e_{s−1}; e_{s−2}] before the prelude, zero where
@@ -31,8 +31,8 @@ class LoopedConfig(PreTrainedConfig):
             adapter, 2502.05171).
         exit_gate: a Linear(d, 1) on the normed loop state, λ = σ(·).
         exit_q: the quantile its exits are read at.
-        max_position_embeddings: the trained context; nothing is sized by it.
-        tie_word_embeddings, rms_norm_eps, initializer_range, pad/bos/eos_token_id: as usual.
+        max_position_embeddings: the trained context; nothing is sized by it. tie_word_embeddings,
+            rms_norm_eps, initializer_range, pad/bos/eos_token_id: as usual.
     """
 
     model_type: ClassVar[str] = "looped"
@@ -106,21 +106,15 @@ class LoopedConfig(PreTrainedConfig):
             "head_dim", "n_core", "n_loops", "max_position_embeddings",
         ):  # fmt: skip
             value = getattr(self, field)
-            _require(
-                _is_int(value) and value >= 1, field, f"{field} is {value!r}, not a whole number of 1 or more"
-            )
+            _require(_is_int(value) and value >= 1, field, f"{field} is {value!r}, not a whole number of 1 or more")
         for field in ("n_prelude", "n_coda"):
             value = getattr(self, field)
-            _require(
-                _is_int(value) and value >= 0, field, f"{field} is {value!r}, not a whole number of 0 or more"
-            )
+            _require(_is_int(value) and value >= 0, field, f"{field} is {value!r}, not a whole number of 0 or more")
         heads, groups = self.num_attention_heads, self.kv_heads
         what = f"{groups} key/value heads do not divide {heads} query heads"
         _require(heads % groups == 0, "num_key_value_heads", what)
         factor = self.partial_rotary_factor
-        _require(
-            0.0 <= factor <= 1.0, "partial_rotary_factor", f"partial_rotary_factor is {factor}, not in [0, 1]"
-        )
+        _require(0.0 <= factor <= 1.0, "partial_rotary_factor", f"partial_rotary_factor is {factor}, not in [0, 1]")
         _require(self.rotary_dim % 2 == 0, "partial_rotary_factor",
                  f"{factor} of a head of {self.head_size} is {self.rotary_dim} dimensions, which is odd",
                  "rotary embedding turns pairs")  # fmt: skip

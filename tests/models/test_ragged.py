@@ -17,7 +17,7 @@ SEEDS = st.integers(0, 2**31)
 
 
 def compare(
-    out: LoopedOutput, mask: torch.Tensor, tokens: list[list[Token]], tolerance: float = 1e-5
+    out: LoopedOutput, mask: torch.Tensor, tokens: list[list[Token]], tolerance: float = 1e-10
 ) -> None:
     """Every real token of a batch against the reference: exit, logits, states and gates of all loops."""
     assert out.logits is not None
@@ -50,11 +50,22 @@ def test_given_exits_equal_the_reference(config: LoopedConfig, seed: int, n: int
         full = model(ids, mask, exits=exits, output_loop_states=True)
     compare(bare, mask, expected)  # the loop ends when all have left
     compare(full, mask, expected)  # tokens run on in the shadow
-    exact = model.double()(ids, mask, exits=exits, output_loop_states=True)
-    compare(exact, mask, expected, 1e-10)  # what is left in float32 is rounding
     total = sum(t.exit for row in expected for t in row)
     assert int(bare.executed_core_rows) == int(full.executed_core_rows) == total
     assert full.loop_states is not None and len(full.loop_states) == config.n_loops
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)  # rounding: the same examples each time
+@given(configs(), SEEDS, st.sampled_from(["left", "right"]))
+def test_given_exits_in_float32(config: LoopedConfig, seed: int, side: str) -> None:
+    model = random_model(config, seed, torch.float32)
+    rows = random_rows(seed, 2)
+    ids, mask = pad(rows, side)
+    exits = torch.randint(1, config.n_loops + 1, ids.shape)
+    expected = [Reference(model).run(row, exits[i][mask[i].bool()].tolist()) for i, row in enumerate(rows)]
+    with torch.no_grad():
+        compare(model(ids, mask, exits=exits), mask, expected, 1e-5)
+        compare(model(ids, mask, exits=exits, output_loop_states=True), mask, expected, 1e-5)
 
 
 @settings(max_examples=25, deadline=None)
@@ -67,7 +78,7 @@ def test_a_gate_rule_equals_the_reference(config: LoopedConfig, seed: int, q: fl
     for row in expected:
         for token in row:
             survival = torch.sigmoid(-torch.tensor(token.gates, dtype=torch.float64)).cumprod(0)
-            if bool(((1.0 - survival - q).abs() < 1e-4).any()):
+            if bool(((1.0 - survival - q).abs() < 1e-9).any()):
                 return  # a tie within rounding: either side is right
     with torch.no_grad():
         compare(model(ids, mask, exits=QExit(q)), mask, expected)
