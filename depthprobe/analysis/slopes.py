@@ -94,12 +94,7 @@ def _slope(rows: pl.DataFrame, quantity: str, seed: int, resamples: int) -> dict
 
 
 def differences_table(
-    grids: dict[str, DepthGrid],
-    settling: pl.DataFrame,
-    *,
-    exit_q: float | None = None,
-    seed: int = 0,
-    resamples: int = 2000,
+    grids: dict[str, DepthGrid], *, exit_q: float | None = None, seed: int = 0, resamples: int = 2000
 ) -> pl.DataFrame:
     """The `differences` table: accuracy after one loop, and at the gate's exit, minus that at full depth.
 

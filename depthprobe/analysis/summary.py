@@ -26,9 +26,10 @@ def summarise(found: Mapping[str, pl.DataFrame], *, name: str, exit_q: float | N
         exit_q: threshold under which `exits_by_hops` was made.
 
     Returns:
-        model, headline (all tasks' sentences) and tasks: one dict per task with headline, unit ("loops" or
-        "layers"), n_stories, n_items, hops (one dict per k: accuracy at full depth, strongest shortcut, mean
-        settling depth and gate exit), slopes, differences and exit (at the model's own q).
+        model, headline (all tasks' sentences) and tasks: one dict per task with headline, unit ("loops",
+        "layers" of an ordinary transformer, or "readouts", the steps of a looped model's axis), n_stories,
+        n_items, hops (one dict per k: accuracy at full depth, strongest shortcut, mean settling depth and
+        gate exit), slopes, differences and exit (at the model's own q).
     """
     shortcuts = found.get("shortcuts", tables.empty("shortcuts"))
     names = found["settling"]["task"].unique().sort().to_list()
@@ -48,7 +49,7 @@ def _of_task(
     # does.
     looped = settling["settling_loop"].null_count() == 0
     column = "settling_loop" if looped else "settling_depth"
-    unit = "loops" if looped else "layers"
+    unit = "loops" if looped else "readouts" if own["fixed_exits"].height else "layers"
     summary: dict[str, Any] = {
         "task": task,
         "unit": unit,

@@ -35,7 +35,7 @@ def analyse(
         "settling": settling,
         "accuracy": accuracy_table(grids, **boot),
         "slopes": slopes_table(settling, **boot),
-        "differences": differences_table(grids, settling, exit_q=exit_q, **boot),
+        "differences": differences_table(grids, exit_q=exit_q, **boot),
         "exits": exits_table(grids, exit_q=exit_q, **boot),
         "fixed_exits": fixed_exits_table(grids),
         "exits_by_hops": exits_by_hops_table(settling, **boot),

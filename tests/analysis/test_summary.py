@@ -85,6 +85,15 @@ def test_too_little_to_say(n: int, hops: tuple[int, ...], words: str) -> None:
     assert words in summary(settle=lambda rng, story, k: k, n_stories=n, hops=hops)["headline"]
 
 
+def test_a_coda_that_changes_the_answer_is_told_in_readouts() -> None:
+    # the last of five runs stands for a coda: no loop end settles where it has the last word
+    lens = lens_table(lambda rng, story, k: k + story % 2, loops=5)
+    found = analyse(lens.with_columns(is_loop_end=pl.col("is_loop_end") & (pl.col("loop") < 5)))
+    task = summarise(found, name="toy")["tasks"][0]
+    assert task["settling_column"] == "settling_depth" and task["unit"] == "readouts"
+    assert "+1.00 readouts per hop" in task["headline"]
+
+
 def test_two_tasks_kinship_first() -> None:
     lens = pl.concat([lens_table(lambda rng, story, k: k, task=task) for task in ("follow", "kinship")])
     whole = summarise(analyse(lens), name="toy")
