@@ -18,6 +18,7 @@ from depthprobe.depth.decoder import DecoderModel
 from depthprobe.depth.looped import LoopedModel
 from depthprobe.depth.model import DepthModel
 from depthprobe.errors import UserError
+from depthprobe.models import embedded_models, embedded_path  # importing it registers the looped models
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 #: What is fetched from a hub: never a pickle, never code.
@@ -34,14 +35,9 @@ _TOKENIZER_FILES = (
 )
 
 
-#: Models that come with the package, one folder each.
-EMBEDDED = Path(__file__).parent.parent / "models" / "embedded"
-
-
 def known_names() -> tuple[str, ...]:
     """Names that need no path: the embedded models and "smollm2"."""
-    embedded = sorted(file.parent.name for file in EMBEDDED.glob("*/config.json"))
-    return (*embedded, "smollm2")
+    return (*embedded_models(), "smollm2")
 
 
 def load(
@@ -113,9 +109,11 @@ def find_folder(name: str, revision: str | None = None) -> Path:
             from depthprobe.models.smollm2 import smollm2_path
 
             return smollm2_path()
-        return EMBEDDED / name
+        return embedded_path(name)
     path = Path(name).expanduser()
     if path.is_dir():
+        if revision is not None:
+            raise UserError(f"the folder '{name}' has no revisions", remedy="leave out --revision")
         return path
     if path.is_file():
         raise UserError(
@@ -152,8 +150,6 @@ def _from_hub(name: str, revision: str | None) -> Path:
 
 def _config(folder: Path, name: str) -> Any:
     from transformers import AutoConfig
-
-    import depthprobe.models  # noqa: F401  (registers the looped models)
 
     file = folder / "config.json"
     if not file.is_file():

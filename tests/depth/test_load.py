@@ -58,6 +58,7 @@ def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = refusal("nobody/nothing")
     assert "unknown model 'nobody/nothing'" in text and "cannot be reached" in text and "smollm2" in text
     assert "has no revisions" in refusal("smollm2", revision="main")
+    assert "has no revisions" in refusal(tmp_path, revision="main")
 
 
 @pytest.mark.parametrize(
