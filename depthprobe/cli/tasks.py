@@ -118,6 +118,19 @@ def _read_names(path: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
+def _only_the_file(context: typer.Context, file: Path) -> None:
+    """Refuse what would shape generated items beside a file of items: it would be ignored without a word."""
+    for name in context.params.keys() & {
+        "task", "hops", "n", "order", "distractors", "template", "form", "facts", "names", "gender_facts",
+        "split", "seed",
+    }:  # fmt: skip
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = f"--{name.replace('_', '-')}"
+            what = f"the file brings its own items, so {option} says nothing"
+            raise UserError(what, where=str(file), remedy=f"give the file or {option}, not both")
+
+
 def _stories(n: int) -> int:
     if n < 1:
         raise UserError(f"{n} stories", where="--n", remedy="ask for one at least")
@@ -170,6 +183,7 @@ def generate(
 
 @app.command()
 def check(
+    context: typer.Context,
     file: Annotated[
         Path | None,
         typer.Argument(
@@ -197,6 +211,8 @@ def check(
     from depthprobe.tasks.shortcuts import default_shortcuts
 
     findings: list[Finding] = []
+    if file is not None:
+        _only_the_file(context, file)
     if file is None:
         generators = _generators(
             task, hops, order, distractors, template, form, facts, names, gender_facts, split, seed
@@ -291,6 +307,7 @@ def _half(rows: Sequence[dict[str, Any]], hops: int) -> float:
 
 @app.command()
 def show(
+    context: typer.Context,
     file: Annotated[
         Path | None, typer.Argument(help="Items as JSON lines. Default: a story made by the options below.")
     ] = None,
@@ -319,6 +336,7 @@ def show(
     else:
         from depthprobe.tasks.io import read_data
 
+        _only_the_file(context, file)
         by_story: dict[str, list[Item]] = {}
         for one in read_data(file, remark=lambda line: print(line, file=sys.stderr)):
             by_story.setdefault(one.story_id, []).append(one)

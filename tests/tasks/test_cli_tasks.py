@@ -55,6 +55,19 @@ def test_check_of_good_items(file: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert word in out
 
 
+@pytest.mark.parametrize("command", ["check", "show"])
+@pytest.mark.parametrize(
+    "option",
+    [["--task", "follow"], ["--hops", "1-6"], ["--seed", "0"], ["--gender-facts"], ["--split", "train"]],
+)
+def test_options_of_generated_items_are_refused_beside_a_file(
+    file: Path, capsys: pytest.CaptureFixture[str], command: str, option: list[str]
+) -> None:
+    assert main(["tasks", command, str(file), *option]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"{option[0]} says nothing" in said and str(file) in said
+
+
 def test_check_names_wrong_items_and_says_so_with_its_exit_code(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
