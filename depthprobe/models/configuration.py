@@ -13,8 +13,8 @@ class LoopedConfig(PreTrainedConfig):
     """Configuration of `LoopedForCausalLM`. An impossible one raises `UserError` naming the field.
 
     Fields:
-        vocab_size, hidden_size (d), intermediate_size (width of the SwiGLU): sizes. num_attention_heads,
-        num_key_value_heads (None: as many as query heads), head_dim (None: d / heads).
+        vocab_size, hidden_size (d), intermediate_size (width of the SwiGLU): sizes.
+        num_attention_heads, num_key_value_heads (None: as many as query heads), head_dim (None: d / heads).
         n_prelude, n_core, n_coda: layers before, in and after the loop; the core has at least one.
         n_loops: U, how often the core runs.
         attention_bias: a bias on queries, keys and values, with which a head can look a fixed distance back.
@@ -31,8 +31,8 @@ class LoopedConfig(PreTrainedConfig):
             adapter, 2502.05171).
         exit_gate: a Linear(d, 1) on the normed loop state, λ = σ(·).
         exit_q: the quantile its exits are read at.
-        max_position_embeddings: the trained context; nothing is sized by it. tie_word_embeddings,
-            rms_norm_eps, initializer_range, pad/bos/eos_token_id: as usual.
+        max_position_embeddings: the trained context; nothing is sized by it.
+        tie_word_embeddings, rms_norm_eps, initializer_range, pad/bos/eos_token_id: as usual.
     """
 
     model_type: ClassVar[str] = "looped"
