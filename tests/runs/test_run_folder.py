@@ -102,6 +102,14 @@ def test_another_schema_version_is_refused(tmp_path: Path, version: int | None) 
         RunFolder.resume(tmp_path / "run", IDENTITY)
 
 
+def test_the_report_reads_the_version_that_is_written() -> None:
+    # two rooms, neither of which may import the other, hold the number
+    from depthprobe.report.data import SCHEMA_VERSION as READ
+    from depthprobe.runs import SCHEMA_VERSION as WRITTEN
+
+    assert READ == WRITTEN
+
+
 def test_places_where_no_run_may_begin(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", IDENTITY).close()
     with pytest.raises(UserError, match=r"a run in this folder already.*--resume"):
