@@ -36,6 +36,7 @@ class Batch:
         nexts: int64 `[B, S]`, the next token of the text, −100 where it is unknown or padding.
         hops: int64 `[B, S]`, hops of the question behind `answers`, 0 elsewhere.
         story_length, n_questions: T and Q.
+        prefixes: whether the beginnings of questions are answered too.
     """
 
     ids: Tensor
@@ -46,6 +47,7 @@ class Batch:
     hops: Tensor
     story_length: int
     n_questions: int
+    prefixes: bool
 
 
 class Pool:
@@ -58,6 +60,10 @@ class Pool:
         questions: Q, how many questions are drawn for a row.
         prefixes: also ask the beginnings of a question: in "Ann's son's wife is" the token after "son" may be the son's
             name, and the token after "wife" the wife's. Follow in its possessive form only.
+
+    Raises:
+        UserError: a word of a story or an answer is not one token of the tokenizer.
+        ValueError: stories of unequal lengths.
     """
 
     def __init__(
@@ -69,7 +75,7 @@ class Pool:
         prefixes: bool,
         first: int = 0,
     ) -> None:
-        self.questions = questions
+        self.questions, self.prefixes = questions, prefixes
         self.vocabulary = tokenizer.get_vocab()
         self.pad = self.vocabulary[PAD]
         self.name_ids = np.array([[self._word(f" {name}"), self._word(f" {name}'s")] for name in NAMES])  # [names, 2]
@@ -87,6 +93,8 @@ class Pool:
             )
         length = max(len(ids) for row in rows for ids, _, _ in row)
         self.story = np.array(stories, dtype=np.int64)  # [n, T]; ragged stories fail here
+        if (self.story == tokenizer.unk_token_id).any():
+            raise UserError("the stories have words that the tokenizer does not know", remedy="give it their names")
         most = max(len(row) for row in rows)
         self.counts = np.array([len(row) for row in rows])
         shape = (n, most, length)
@@ -122,14 +130,14 @@ class Pool:
         asked = np.empty((rows, self.questions), dtype=np.int64)
         for b, pick in enumerate(picks):
             weights = self.weights[pick].astype(float)
-            asked[b] = rng.choice(len(weights), self.questions, replace=self.counts[pick] < self.questions,
+            asked[b] = rng.choice(len(weights), self.questions, replace=bool(self.counts[pick] < self.questions),
                                   p=weights / weights.sum())  # fmt: skip
         names = np.tile(np.arange(len(self.vocabulary)), (rows, 1))
         order = np.argsort(rng.random((rows, len(self.name_ids))), axis=1)
         for spelling in self.name_ids.T:
             names[:, spelling] = spelling[order]
-        at = picks[:, None]
-        return self._assemble(self.story[picks], self.ids[at, asked], self.answers[at, asked], self.hops[at, asked], names)
+        chosen = picks[:, None], asked
+        return self._assemble(self.story[picks], self.ids[chosen], self.answers[chosen], self.hops[chosen], names)
 
     def _assemble(
         self, story: np.ndarray, ids: np.ndarray, answers: np.ndarray, hops: np.ndarray, names: np.ndarray
@@ -165,6 +173,7 @@ class Pool:
             hops=flat(np.zeros_like(story), hops),
             story_length=told,
             n_questions=n_questions,
+            prefixes=self.prefixes,
         )
 
 
