@@ -1,4 +1,1 @@
-"""Training: the recipe of the embedded model, and what it is made of.
-
-    depthprobe train family-demo --seed 0 --out models/family-demo-0
-"""
+"""Training: the recipe of the embedded model, and what it is made of."""

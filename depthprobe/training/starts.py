@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from depthprobe.models import LoopedForCausalLM
+from depthprobe.models.core import Block
 from depthprobe.tasks.kinship import RELATIONS
 from depthprobe.tasks.names import NAMES
 
@@ -46,13 +47,16 @@ def start_associative(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerFa
 
     q, kv = config.num_attention_heads * config.head_size, config.kv_heads * config.head_size
     for block in model.core:
+        assert isinstance(block, Block)
         block.mlp_down.weight.zero_()
         block.qkv.weight[:q].mul_(SHARPER)
         block.qkv.weight[q : q + kv].copy_(block.qkv.weight[:q])
         block.out.weight.copy_(COPY * block.qkv.weight[q + kv :].T)
 
     # score of a biased head ∝ Σ_f cos(f · (distance − 1)), over the two fastest frequencies
-    half, bias = config.rotary_dim // 2, model.core[0].qkv.bias
+    first_block, half = model.core[0], config.rotary_dim // 2
+    assert isinstance(first_block, Block)
+    bias = first_block.qkv.bias
     frequencies = config.rope_theta ** (-torch.arange(half) / half)
     for head in (0, 1):
         for i in range(2):
