@@ -11,11 +11,16 @@ to a hop. At the end the gate alone is trained, on the frozen model's own losses
 from __future__ import annotations
 
 import math
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.process import BaseProcess
 
 import numpy as np
 import torch
@@ -23,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from depthprobe.errors import UserError
 from depthprobe.models import LoopedConfig, LoopedForCausalLM
 from depthprobe.models.core import Rotary
 from depthprobe.models.loops import dense_loops
@@ -47,8 +53,9 @@ class Recipe:
         cool: share of the steps at the end over which the learning rates fall to 0.
         pass_mark: running share of right answers at k hops with which a task goes on to k + 1.
         patience: steps on one rung after which a task goes on all the same.
-        forget: share of a follow question's tokens that are not told their previous tokens, once one hop is learned: the only way
-            to the person before is then the state of the token before, which is also the way of every further hop.
+        forget: share of a follow question's tokens that are not told their previous tokens, once one hop is learned:
+            the only way to the person before is then the state of the token before, which is also the way of every
+            further hop.
         language: weight of the next-token loss beside the answers'.
         matrix_lr, other_lr: of Muon (torch's, matched to AdamW's update size) and of AdamW.
         gate_batches, gate_margin: batches of frozen states for the gate, and by how much (nats) a later loop has to be
@@ -75,7 +82,7 @@ class Recipe:
 
 
 def demo_config(tokenizer: PreTrainedTokenizerFast) -> LoopedConfig:
-    """The shape: d = 128, two core layers, eight loops, neither prelude nor coda; 0.45 M parameters."""
+    """The shape: d = 128, two core layers, eight loops, neither prelude nor coda; 0.46 M parameters."""
     d = 128
     vocabulary = tokenizer.get_vocab()
     return LoopedConfig(
@@ -101,21 +108,60 @@ def demo_config(tokenizer: PreTrainedTokenizerFast) -> LoopedConfig:
 
 
 class Pools:
-    """The pools of every (task, longest k), made one after the other in a process of their own."""
+    """The pools of every (task, longest k), made one after the other in a process of their own.
+
+    That process is deaf to Ctrl-C, which is the trainer's to act on; it ends with `close`, or when the trainer is gone.
+    """
 
     def __init__(self, recipe: Recipe, seed: int, tasks: tuple[str, ...]) -> None:
-        self._maker = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-        self._made: dict[tuple[str, int], Future[Pool]] = {
-            (task, longest): self._maker.submit(make_pool, task, longest, recipe, seed)
-            for longest in range(1, recipe.longest + 1)
-            for task in tasks
-        }
+        self._maker = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_with_parent)
+        self._made: dict[tuple[str, int], Future[Pool]] = {}
+        self._processes: list[BaseProcess] = []
+        others = active_children()
+        try:
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the new process inherits it
+            try:
+                for longest in range(1, recipe.longest + 1):
+                    for task in tasks:
+                        self._made[task, longest] = self._maker.submit(make_pool, task, longest, recipe, seed)
+                self._processes = [child for child in active_children() if child not in others]
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        except BaseException:
+            self.close()
+            raise
 
     def __getitem__(self, key: tuple[str, int]) -> Pool:
-        return self._made[key].result()
+        """The pool of a task and its longest k, waited for where it is not made yet.
+
+        Raises:
+            UserError: the process that makes pools has ended before its time.
+        """
+        try:
+            return self._made[key].result()
+        except BrokenProcessPool as error:
+            raise UserError(
+                "the process that makes the stories has ended",
+                remedy="see that there is memory for it; a script calls `train` under `if __name__ == '__main__':`",
+            ) from error
 
     def close(self) -> None:
+        """End the process at once, whatever it still has to make."""
+        for process in self._processes:
+            process.terminate()
         self._maker.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """In the pools' process: leave when the trainer is gone, which may have had no time to say so."""
+    trainer = parent_process()
+    assert trainer is not None
+
+    def watch() -> None:
+        trainer.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def make_pool(task: str, longest: int, recipe: Recipe, seed: int) -> Pool:

@@ -1,0 +1,84 @@
+"""A training run of a few steps: the same weights twice, and no process left behind, whatever ends it."""
+
+from __future__ import annotations
+
+import time
+from multiprocessing import active_children
+
+import pytest
+import torch
+
+from depthprobe.errors import UserError
+from depthprobe.models import LoopedForCausalLM
+from depthprobe.training import family_demo
+from depthprobe.training.family_demo import Pools, Recipe, demo_config, make_pool, train
+from depthprobe.training.family_tokenizer import family_tokenizer
+from depthprobe.training.packing import Pool
+from depthprobe.training.starts import start_associative
+
+TINY = Recipe(steps=2, rows=(2, 2), questions=(2, 2), stories=2, longest=2, climb=0.5, gate_batches=1)
+
+
+class PoolsHere:
+    """As `Pools`, without a process: so that the two runs below differ in when a pool is there."""
+
+    def __init__(self, recipe: Recipe, seed: int, tasks: tuple[str, ...]) -> None:
+        self.settings = (recipe, seed)
+
+    def __getitem__(self, key: tuple[str, int]) -> Pool:
+        return make_pool(*key, *self.settings)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_seed_gives_the_same_weights_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    first, words = train(3, TINY, say=lines.append)
+    monkeypatch.setattr(family_demo, "Pools", PoolsHere)
+    second, _ = train(3, TINY, say=lambda line: None)
+    torch.manual_seed(3)
+    start = LoopedForCausalLM(demo_config(words))
+    start_associative(start, words)
+    for (name, a), b, began in zip(first.named_parameters(), second.parameters(), start.parameters(), strict=True):
+        assert torch.equal(a, b), name
+        assert not torch.equal(a, began), f"{name} was not trained"
+        assert bool(a.isfinite().all()), name
+    assert not first.training
+    assert [line.split()[0] for line in lines] == ["step", "gate:"] and lines[0].startswith("step 2/2")
+    assert active_children() == []
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
+def test_what_ends_the_training_ends_the_other_process(
+    monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]
+) -> None:
+    def climb(*_: object) -> None:
+        assert len(active_children()) == 1
+        raise stop
+
+    monkeypatch.setattr(family_demo, "_climb", climb)
+    began = time.monotonic()
+    with pytest.raises(stop):
+        train(0, Recipe())  # whose pools take minutes
+    assert active_children() == []
+    assert time.monotonic() - began < 10
+
+
+def test_a_pools_process_that_dies_is_told_in_a_line() -> None:
+    pools = Pools(TINY, 0, ("kinship",))
+    try:
+        for child in active_children():
+            child.kill()
+        with pytest.raises(UserError, match="the process that makes the stories has ended"):
+            pools["kinship", 1]
+    finally:
+        pools.close()
+    assert active_children() == []
+
+
+def test_tokenizer_and_configuration_agree() -> None:
+    words = family_tokenizer()
+    config = demo_config(words)
+    assert config.vocab_size == len(words) and config.pad_token_id == words.pad_token_id
+    assert config.eos_token_id == words.eos_token_id
