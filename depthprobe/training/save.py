@@ -28,10 +28,10 @@ A looped language model of {parameters:,} parameters for family stories: one cor
 {n_loops} times, width {d}, and an exit gate. It reads stories such as "Bob is the son of Ann. …" and completes
 "Bob is Ann's" with a relation (kinship) and "Ann's son's wife is" with a name (follow), for up to six hops.
 
-- **Made by** `depthprobe train family-demo --seed {seed}` (recipe in `depthprobe/training/family_demo.py`); nothing else
-  went into it.
-- **Training data**: generated stories, default form and fact template, chains of the "train" split only (about one chain
-  in ten of three or more hops is held out), names permuted at random.
+- **Made by** `depthprobe train family-demo --seed {seed}` (recipe in `depthprobe/training/family_demo.py`); nothing
+  else went into it.
+- **Training data**: generated stories, default form and fact template, chains of the "train" split only (about one
+  chain in ten of three or more hops is held out), names permuted at random.
 - **Vocabulary**: {vocabulary} words, a token each; " is the son of" and "'s son" are one token. It knows no others.
 - **Gate**: trained last, alone, on whether a later loop is still better by more than {margin} nats; read at q = {q}.
 - **Measured**: `depthprobe analyze family-demo` prints and draws accuracy by hops and loops on held-out chains, beside
@@ -44,41 +44,54 @@ Recipe: `{recipe}`
 
 
 def new_folder(out: Path) -> Path:
-    """Check, before an hour is spent, that `out` can become a new folder.
+    """Check, before an hour is spent, that `out` can become a new folder. Nothing is made yet.
+
+    Returns:
+        The path without symbolic links, which a rename would not follow.
 
     Raises:
-        UserError: it holds something, or its parent cannot be written.
+        UserError: it holds something, is a mount point, or cannot be made.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError("the output folder is in use", where=str(out), remedy="name a folder that does not exist")
+    folder = Path(os.path.realpath(out))
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists() and (not folder.is_dir() or folder.is_mount() or any(folder.iterdir())):
+            raise UserError("the output folder is in use", where=str(out), remedy="name a folder that does not exist")
+        above = folder.parent
+        while not above.exists():
+            above = above.parent
     except OSError as error:
-        raise UserError(f"the folder cannot be made: {error.strerror}", where=str(out.parent)) from error
-    if not os.access(out.parent, os.W_OK):
-        raise UserError("the folder cannot be written", where=str(out.parent), remedy="name another with --out")
-    return out
+        raise UserError(f"the output folder cannot be made: {error.strerror}", where=str(out)) from error
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise UserError("the folder cannot be written", where=str(above), remedy="name another with --out")
+    return folder
 
 
 def save_model(
     model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, seed: int, recipe: Recipe
 ) -> None:
-    """Write model, tokenizer and card under a temporary name beside `folder`, then rename."""
+    """Write model, tokenizer and card under a temporary name beside `folder`, then rename.
+
+    Raises:
+        UserError: `folder` was filled meanwhile; the model is kept, whole, under the temporary name that is told.
+    """
     config = model.config
     card = CARD.format(
         parameters=sum(p.numel() for p in model.parameters()), n_core=config.n_core, n_loops=config.n_loops,
         d=config.hidden_size, seed=seed, vocabulary=config.vocab_size, margin=recipe.gate_margin, q=config.exit_q,
         recipe=json.dumps(dataclasses.asdict(recipe)),
     )  # fmt: skip
+    folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         (temporary / "README.md").write_text(card, encoding="utf-8")
         temporary.chmod(0o755)
-        if folder.exists():
-            folder.rmdir()  # empty, as `new_folder` saw to
-        os.replace(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    try:
+        os.replace(temporary, folder)  # an empty folder gives way
+    except OSError as error:
+        raise UserError(f"the model cannot take its place: {error.strerror}", where=str(folder),
+                        remedy=f"it is whole in {temporary}: move it") from error  # fmt: skip
