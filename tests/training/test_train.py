@@ -16,7 +16,7 @@ from depthprobe.training.family_tokenizer import family_tokenizer
 from depthprobe.training.packing import Pool
 from depthprobe.training.starts import start_associative
 
-TINY = Recipe(steps=2, rows=(2, 2), questions=(2, 2), stories=2, longest=2, climb=0.5, gate_batches=1)
+TINY = Recipe(steps=2, rows=(2, 2), questions=(2, 2), stories=2, longest=2, join=1, climb=0.5, gate_batches=1)
 
 
 class PoolsHere:
