@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from depthprobe.report.data import Axis, Run, Task, read_run
 from depthprobe.report.figures import Figure
+from depthprobe.report.markdown import accuracy_markdown
 from depthprobe.report.page import render, write_report
 
-__all__ = ["Axis", "Figure", "Run", "Task", "read_run", "render", "write_report"]
+__all__ = ["Axis", "Figure", "Run", "Task", "accuracy_markdown", "read_run", "render", "write_report"]

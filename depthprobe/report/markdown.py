@@ -1,0 +1,39 @@
+"""A run's accuracy by hops and depth as Markdown, for a README, a model card or a paper's appendix."""
+
+from __future__ import annotations
+
+from depthprobe.report.data import Run, Task
+
+
+def accuracy_markdown(run: Run) -> str:
+    """One table per task: a row for each hops; the loop ends (or, without loops, the axis' ticks) as columns.
+
+    Cells are the share of questions whose best candidate is the answer; the last depth has its 95 % interval. Then the
+    strongest shortcut and, for a model with a gate, the mean depth at which it leaves.
+    """
+    return "\n\n".join(_table(run, task) for task in run.tasks)
+
+
+def _table(run: Run, task: Task) -> str:
+    axis = run.axis
+    last = len(axis.coordinates) - 1
+    depths = [i for i, c in enumerate(axis.coordinates) if c.is_loop_end] if axis.looped else axis.ticks()
+    depths = [depth for depth in depths if depth != last]
+    head = ["hops", *(axis.short(depth) for depth in depths), f"{axis.short(last)} (last)", "95 %", "best shortcut"]
+    if task.has_gate:
+        head.append("mean exit")
+    exits = {row["hops"]: row["mean_exit"] for row in task.exits_by_hops.iter_rows(named=True)}
+    shortcuts = {row["hops"]: row for row in task.best_shortcuts().iter_rows(named=True)}
+    rows = [head, ["---:"] * len(head)]
+    for hops, part in task.accuracy_of.items():
+        by_depth = {row["depth"]: row for row in part.iter_rows(named=True)}
+        final, shortcut = by_depth[last], shortcuts.get(hops)
+        cells = [str(hops), *(f"{by_depth[depth]['accuracy']:.2f}" for depth in depths)]
+        cells += [f"**{final['accuracy']:.2f}**", f"{final['low']:.2f}–{final['high']:.2f}"]
+        cells.append("–" if shortcut is None else f"{shortcut['accuracy']:.2f} {shortcut['shortcut']}")
+        if task.has_gate:
+            cells.append(f"{exits[hops]:.2f}")
+        rows.append(cells)
+    unit = axis.unit[:-1]
+    title = f"{run.manifest['config']['model']}, {task.name}, {task.n_stories} stories: accuracy by hops and {unit}"
+    return "\n".join([f"**{title}**", "", *("| " + " | ".join(cells) + " |" for cells in rows)])
