@@ -89,6 +89,8 @@ def analyze(
     else:
         check_free(folder)
     told("questions", 0, 1)
+    if config.data is None and config.split == "any" and options.get("split") is None:
+        say("no chain of one or two relations is held out, so the questions are of any split")
     items = questions(config, remark=say)
     told("model", 0, 1)
     from depthprobe.depth import load

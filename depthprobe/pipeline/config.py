@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from depthprobe.errors import UserError
+from depthprobe.tasks.splits import HASHED_RELATIONS
 
 __all__ = ["DEFAULT_SEED", "AnalyzeConfig", "parse_hops", "read_config"]
 
@@ -38,7 +39,8 @@ class AnalyzeConfig:
         hops: rungs of the ladder; with `data`, keep items of these hops (empty: all).
         n: stories for each task; with `data`, keep the first n stories (None: all).
         split: chains of three or more hops that the package's own models never saw in training ("heldout"),
-            those that they may have seen ("train"), or both ("any").
+            those that they may have seen ("train"), or both ("any"). "any" with `data`, and by default where
+            all hops are below three: no chain of one or two relations is held out.
         form, template, order, distractors: of the generated stories; None: the task's own default.
         device, dtype, revision: for `depthprobe.load`.
         batch_size: items run together; a part of the lens table holds one batch.
@@ -87,7 +89,13 @@ class AnalyzeConfig:
                 if name in values:
                     remedy = f"give --data or --{name}, not both"
                     raise UserError(f"--data brings its own stories, so --{name} says nothing", remedy=remedy)
-            values = {"task": (), "hops": (), "n": None, **values}
+            values = {"task": (), "hops": (), "n": None, "split": "any", **values}
+        elif max(values.get("hops", cls.hops)) < HASHED_RELATIONS:
+            if values.get("split") == "heldout":
+                what = f"no chain of fewer than {HASHED_RELATIONS} relations is held out"
+                remedy = f"ask for {HASHED_RELATIONS} hops or more too, or for --split any"
+                raise UserError(what, where="--split heldout", remedy=remedy)
+            values.setdefault("split", "any")
         return cls(**values)
 
     def as_dict(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from depthprobe.tasks.generate import Generator
 from depthprobe.tasks.io import read_data
 from depthprobe.tasks.items import Item
 from depthprobe.tasks.shortcuts import default_shortcuts
-from depthprobe.tasks.splits import HASHED_RELATIONS
 
 __all__ = ["digest", "questions", "shortcut_rows"]
 
@@ -48,8 +47,7 @@ def questions(config: AnalyzeConfig, *, remark: Callable[[str], None] | None = N
 
 
 def _generator(config: AnalyzeConfig, task: str) -> Generator:
-    # no chain of one or two relations is held out, so there a split would have nothing to say
-    split = None if config.split == "any" or max(config.hops) < HASHED_RELATIONS else config.split
+    split = None if config.split == "any" else config.split
     settings: dict[str, Any] = {
         "orders": config.order,
         "distractors": config.distractors,

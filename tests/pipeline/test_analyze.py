@@ -261,6 +261,15 @@ def test_an_ordinary_transformer(tmp_path: Path) -> None:
     assert result.table("exits").height == result.table("exits_by_hops").height == 0
 
 
+def test_short_chains_are_of_any_split_and_said_to_be(tiny: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    result = depthprobe.analyze(
+        str(tiny), out=tmp_path / "run", remark=said.append, **{**SMALL, "hops": "1-2", "n": 2}
+    )
+    assert result.manifest["config"]["split"] == "any"
+    assert any("held out" in line for line in said)
+
+
 def test_progress_ends_where_it_should(tiny: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     depthprobe.analyze(

@@ -53,7 +53,14 @@ def test_defaults_and_kinds() -> None:
     assert AnalyzeConfig.of({"hops": [3, 1]}).hops == (1, 3)
     assert AnalyzeConfig.of({"hops": 4}).hops == (4,)
     own = AnalyzeConfig.of({"data": "mine.jsonl"})
-    assert (own.task, own.hops, own.n) == ((), (), None)
+    assert (own.task, own.hops, own.n, own.split) == ((), (), None, "any")
+
+
+def test_a_split_that_short_chains_do_not_have_is_not_claimed() -> None:
+    assert AnalyzeConfig.of({"hops": "1-3"}).split == "heldout"
+    assert AnalyzeConfig.of({"hops": "1-2"}).split == "any"
+    assert AnalyzeConfig.of({"hops": "1-2", "split": "train"}).split == "train"
+    assert AnalyzeConfig.of({"hops": "2-3", "split": "heldout"}).split == "heldout"
 
 
 @pytest.mark.parametrize(
@@ -76,6 +83,7 @@ def test_defaults_and_kinds() -> None:
         ({"model": ""}, "to be a text"),
         ({"dtype": 16}, "to be a text"),
         ({"split": "test"}, "one of heldout, train, any"),
+        ({"split": "heldout", "hops": "1-2"}, "no chain of fewer than 3 relations is held out"),
         ({"skip_too_long": "yes"}, "true or false"),
         ({"data": "x", "task": "kinship"}, "--data brings its own stories"),
         ({"data": "x", "order": "forward"}, "--data or --order, not both"),
