@@ -16,8 +16,8 @@ def accuracy_table(grids: dict[str, DepthGrid], *, seed: int = 0, resamples: int
     """The `accuracy` table: one row per task, hops and depth.
 
     `accuracy` is the share of items whose best candidate is the answer (Wilson interval over stories),
-    `p_correct` the mean probability of the answer's first token over the whole vocabulary, `p_plausible` that
-    of the plausible set (bootstrap over stories). Intervals are null where fewer than two stories have such a
+    `p_correct` the mean probability of the answer and `p_plausible` that of the plausible set, both over the
+    whole vocabulary (bootstrap over stories). Intervals are null where fewer than two stories have such a
     question.
     """
     parts = [
@@ -33,8 +33,8 @@ def _cell(grid: DepthGrid, task: str, hops: int, seed: int, resamples: int) -> p
     clusters = grid.clusters[rows]
     share, low, high = proportion(grid.columns["candidate_correct"][rows], clusters)
     columns: dict[str, object] = {"accuracy": share, "low": low, "high": high}
-    for name, source in (("p_correct", "target_prob"), ("p_plausible", "p_plausible")):
-        values = mean_interval(grid.columns[source][rows], clusters, resamples=resamples, seed=seed)
+    for name in ("p_correct", "p_plausible"):
+        values = mean_interval(grid.columns[name][rows], clusters, resamples=resamples, seed=seed)
         columns |= dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
     table = pl.DataFrame(columns).with_columns(
         pl.all().fill_nan(None),

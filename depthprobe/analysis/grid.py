@@ -21,7 +21,8 @@ _READ = (
     "candidate_correct",
     "candidate_plausible",
     "equals_final",
-    "target_prob",
+    "p_candidates",
+    "candidate_prob",
     "p_plausible",
     "gate_cdf",
 )
@@ -36,7 +37,9 @@ class DepthGrid:
         axis: D rows (depth, loop, layer, is_loop_end), sorted by depth; depth is the index on the model's
             axis.
         columns: name → [I, D] array; flags bool, probabilities float64, `gate_cdf` float32 with NaN where
-            there is none.
+            there is none. `p_correct` is the answer's part of the candidates' mass: scored as `p_plausible`
+            is, over answers that exclude each other, it never exceeds it. (`target_prob`, the first token
+            alone, may: other answers can begin with that token.)
     """
 
     items: pl.DataFrame
@@ -79,6 +82,7 @@ class DepthGrid:
                 values = series.fill_null(float("nan")).to_numpy()
                 values = values.astype(np.float32 if name == "gate_cdf" else np.float64)
             columns[name] = values.reshape(n_items, n_depths)
+        columns["p_correct"] = columns.pop("candidate_prob") * columns.pop("p_candidates")
         return cls(items, axis, columns)
 
     @property

@@ -66,9 +66,9 @@ def reading(axis: Axis, gate: bool, shortcuts: Iterable[str]) -> list[tuple[str,
         ),
         (
             "p(correct), p(plausible)",
-            "Probability, over the whole vocabulary, of the right answer's first token, and of the answers "
-            "of the right kind "
-            "(right gender and generation, or right type of person).",
+            "Probability, over the whole vocabulary, of the right answer, and of all answers of the right kind "
+            "(right gender and generation, or right type of person), the right one among them. An answer "
+            "counts with its first token, and with later ones where answers that begin alike part.",
         ),
         (
             "Settling depth",

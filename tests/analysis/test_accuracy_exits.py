@@ -18,12 +18,14 @@ def test_accuracy_counts() -> None:
     table = analyse(lens)["accuracy"]
     assert table.height == 4 * 7
     slow = lens.group_by("hops", "depth").agg(
-        pl.col("candidate_correct").mean(), pl.col("target_prob", "p_plausible").mean(), pl.len()
+        pl.col("candidate_correct", "p_plausible").mean(),
+        p=(pl.col("candidate_prob") * pl.col("p_candidates")).mean(),
+        len=pl.len(),
     )
     both = table.join(slow, on=["hops", "depth"], suffix="_slow")
     assert both.height == table.height
     assert both["accuracy"].to_numpy() == pytest.approx(both["candidate_correct"].to_numpy())
-    assert both["p_correct"].to_numpy() == pytest.approx(both["target_prob"].to_numpy(), rel=1e-5)
+    assert both["p_correct"].to_numpy() == pytest.approx(both["p"].to_numpy(), rel=1e-5)
     assert both["p_plausible"].to_numpy() == pytest.approx(both["p_plausible_slow"].to_numpy(), rel=1e-5)
     assert both["n"].to_list() == both["len"].to_list()
     for low, middle, high in (

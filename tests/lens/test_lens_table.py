@@ -13,6 +13,7 @@ from tiny_models import byte_tokenizer, depth_model, word_tokenizer
 from torch import Tensor
 
 from depthprobe import tables
+from depthprobe.analysis import analyse
 from depthprobe.depth import Capture, DepthModel
 from depthprobe.errors import UserError
 from depthprobe.halting import cdf, stopping_distribution
@@ -134,6 +135,21 @@ def test_rows_are_those_of_the_reference(kind: str, words: str, task: str) -> No
                 else:
                     assert got[column] == value, column
             assert (got["loop"], got["layer"], got["site"]) == tuple(model.axis[depth])
+
+
+@pytest.mark.parametrize("task", ["kinship", "follow"])
+def test_the_answer_has_no_more_probability_than_the_plausible_answers(task: str) -> None:
+    """Also where first tokens collide: there the first token alone has more than all plausible answers."""
+    made = items(task)
+    model = depth_model("looped", tokenizer("bytes", made))
+    prepared = prepare_items(model, made)
+    assert prepared.table["n_collisions"].max() > 0
+    table = pl.concat([rows for _, rows in lens_rows(model, prepared.targets, 4)])
+    answer = table["candidate_prob"].cast(pl.Float64) * table["p_candidates"]
+    assert (answer <= table["p_plausible"] + 1e-6).all()
+    assert (table["target_prob"] > table["p_plausible"]).any()
+    by_hops = analyse(table, resamples=100)["accuracy"]
+    assert (by_hops["p_correct"] <= by_hops["p_plausible"] + 1e-6).all()
 
 
 @pytest.mark.parametrize("words", ["words", "bytes"])
