@@ -52,9 +52,10 @@ class Recipe:
         climb: share of the steps after which the loss is also read after every loop, at the full number of loops.
         cool: share of the steps at the end over which the learning rates fall to 0.
         pass_mark: running share of right answers at k hops with which a task goes on to k + 1.
-        patience: steps on one rung after which kinship goes on if three of five answers are right.
-        first_patience: the same for follow's first rung; its others have to be passed, since k hops and k + 1 are one
-            skill, and half of it is none.
+        patience: steps on one rung after which kinship goes on if two of five answers are right.
+        first_patience: the same for follow's first rung (three of five); its others have to be passed, since k hops and
+            k + 1 are one skill, and half of it is none.
+        rest: follow is trained in one step of so many once its last rung is passed.
         join: the rung of follow at which kinship begins. Together from the start, neither finds how to look things up
             for several times as long.
         forget: share of a follow question's tokens that are not told their previous tokens, once one hop is learned:
@@ -67,16 +68,17 @@ class Recipe:
         threads: torch threads. With one the result does not depend on how the machine adds.
     """
 
-    steps: int = 3000
+    steps: int = 4000
     rows: tuple[int, int] = (20, 16)
     questions: tuple[int, int] = (10, 8)
     stories: int = 1500
     longest: int = 6
-    climb: float = 0.75
+    climb: float = 0.8
     cool: float = 0.3
     pass_mark: float = 0.88
-    patience: int = 400
+    patience: int = 250
     first_patience: int = 600
+    rest: int = 3
     join: int = 3
     forget: float = 0.5
     language: float = 0.05
@@ -196,14 +198,18 @@ class Ladder:
         rung = self.rung[task]
         level = self.right[task, rung]
         patience = self.recipe.patience if task == "kinship" else self.recipe.first_patience if rung == 1 else math.inf
-        waited = level > 0.6 and self.since[task] > patience
+        waited = level > (0.4 if task == "kinship" else 0.6) and self.since[task] > patience
         passed = level > self.recipe.pass_mark or waited
         if rung < self.recipe.longest and passed:
             self.rung[task], self.since[task] = rung + 1, 0
 
-    def joined(self, task: str) -> bool:
-        """Whether the task is trained by now."""
-        return task != "kinship" or self.rung.get("follow", self.recipe.join) >= self.recipe.join
+    def due(self, task: str, step: int) -> bool:
+        """Whether a task is trained in this step: kinship once it has joined, follow less often once it is learned."""
+        if task == "kinship":
+            return self.rung.get("follow", self.recipe.join) >= self.recipe.join
+        last = self.recipe.longest
+        learned = self.rung[task] == last and self.right[task, last] > self.recipe.pass_mark
+        return not learned or step % self.recipe.rest == 0
 
     def draw(self, task: str, rng: np.random.Generator) -> int:
         """The longest k of the next batch: the present rung in seven cases of ten, else one up to it."""
@@ -274,7 +280,7 @@ def _climb(
             optimiser.param_groups[0]["lr"] = rate * warmth
         climbing = done < recipe.climb
         for task in tasks:
-            if not ladder.joined(task):
+            if not ladder.due(task, step):
                 continue
             k = ladder.draw(task, rng)
             batch = pools[task, k].draw(rng, recipe.rows[TASKS.index(task)])

@@ -45,16 +45,23 @@ def test_hops_are_noted_apart() -> None:
     assert str(ladder) == "kinship 0.00 0.00 0.00  follow 0.07 0.05 0.00"
 
 
-def test_patience_helps_kinship_alone_and_only_where_most_is_right() -> None:
-    ladder = Ladder(Recipe(longest=3, pass_mark=0.9, patience=20), BOTH)
+def test_patience_helps_where_some_is_right() -> None:
+    ladder = Ladder(Recipe(longest=3, pass_mark=0.9, patience=20, first_patience=30), BOTH)
     for task in BOTH:
         note(ladder, task, 1, 0.8, steps=20)  # 0.8 · (1 − 0.95²⁰) = 0.51
     assert ladder.rung == {"kinship": 1, "follow": 1}
     for task in BOTH:
-        note(ladder, task, 1, 0.8, steps=40)
-    assert ladder.rung == {"kinship": 2, "follow": 1}
-    note(ladder, "kinship", 2, 0.4, steps=99)
-    assert ladder.rung["kinship"] == 2
+        note(ladder, task, 1, 0.8, steps=11)
+    assert ladder.rung == {"kinship": 2, "follow": 2}
+    for task in BOTH:
+        note(ladder, task, 2, 0.8, steps=99)
+    assert ladder.rung == {"kinship": 3, "follow": 2}  # follow has to pass every other rung
+
+
+def test_patience_waits_for_some_right_answers() -> None:
+    ladder = Ladder(Recipe(longest=3, pass_mark=0.9, patience=20), BOTH)
+    note(ladder, "kinship", 1, 0.3, steps=99)
+    assert ladder.rung["kinship"] == 1
 
 
 def test_forgetting_begins_with_follow_and_once_one_hop_is_learned() -> None:
@@ -76,7 +83,16 @@ def test_draws_are_mostly_of_the_present_rung_and_never_above() -> None:
 
 def test_kinship_joins_when_follow_has_come_to_its_rung_or_is_not_there() -> None:
     ladder = Ladder(Recipe(longest=3, join=2), BOTH)
-    assert ladder.joined("follow") and not ladder.joined("kinship")
+    assert ladder.due("follow", 1) and not ladder.due("kinship", 1)
     ladder.rung["follow"] = 2
-    assert ladder.joined("kinship")
-    assert Ladder(Recipe(join=2), ("kinship",)).joined("kinship")
+    assert ladder.due("kinship", 1)
+    assert Ladder(Recipe(join=2), ("kinship",)).due("kinship", 1)
+
+
+def test_follow_rests_once_its_last_rung_is_passed() -> None:
+    ladder = Ladder(Recipe(longest=3, rest=3), BOTH)
+    ladder.rung["follow"] = 3
+    assert all(ladder.due("follow", step) for step in range(6))
+    ladder.right["follow", 3] = 0.95
+    assert [ladder.due("follow", step) for step in range(6)] == [True, False, False, True, False, False]
+    assert all(ladder.due("kinship", step) for step in range(6))
