@@ -38,7 +38,10 @@ FACT = pl.Struct(
 
 _ITEM_KEYS: dict[str, pl.DataType] = {
     "item": pl.String(),
-    "story": pl.String(),  # all rungs of one ladder share it: the cluster of every interval
+    "story": pl.String(),  # all rungs of one ladder share it: what slopes and differences are paired by
+    # What intervals are taken over. Kinship: the first three relations of the question's chain; else the story.
+    # Where several hop counts enter, a story belongs to the cluster of its longest question.
+    "cluster": pl.String(),
     "task": pl.String(),  # "kinship" | "follow"
     "hops": pl.Int32(),
 }
@@ -148,6 +151,7 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "low": pl.Float64(),
         "high": pl.Float64(),
         "n_clusters": pl.Int64(),
+        "n_stories": pl.Int64(),
         "n_items": pl.Int64(),
     },
     # a difference of two quantities on the same items, averaged within stories and then over them
@@ -160,6 +164,7 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "low": pl.Float64(),
         "high": pl.Float64(),
         "n_clusters": pl.Int64(),
+        "n_stories": pl.Int64(),
         "n_items": pl.Int64(),
     },
     # Q-exit over a sweep of q, each beside a random mixture of the two nearest fixed loops of the same mean

@@ -1,7 +1,7 @@
 """Intervals for accuracies whose items are not independent.
 
 All rungs of a ladder share a story and many items share a relation chain (about 450 distinct chains exist
-at three hops), so the unit that is drawn anew is the cluster, not the item.
+at three hops, a tenth of them held out), so the unit that is drawn anew is the cluster, not the item.
 """
 
 from __future__ import annotations
@@ -10,7 +10,21 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-__all__ = ["clustered_interval", "wilson_interval"]
+from .items import Item
+from .splits import HASHED_RELATIONS
+
+__all__ = ["cluster_of", "clustered_interval", "wilson_interval"]
+
+
+def cluster_of(item: Item) -> str:
+    """The name of the questions that stand or fall with this one.
+
+    Kinship with a known chain: the chain's first three relations (fewer in a shorter chain), which decide the
+    split and, as names do not matter, most of the question. Otherwise: the story.
+    """
+    if item.task == "kinship" and item.chain_relations:
+        return " ".join(item.chain_relations[:HASHED_RELATIONS])
+    return item.story_id
 
 
 def wilson_interval(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:

@@ -37,7 +37,7 @@ import numpy as np
 from ..errors import UserError
 from .bag_of_words import BagOfWords
 from .generate import MOST_HOPS, generate_items
-from .intervals import clustered_interval
+from .intervals import cluster_of, clustered_interval
 from .items import GENDER_WORDS, Fact, Item
 from .kinship import GENDER, GENERATION
 from .splits import HASHED_RELATIONS
@@ -291,8 +291,7 @@ def _names_for(task: str, items: Sequence[Item]) -> list[str]:
 
 
 def _row(task: str, hops: int, name: str, items: Sequence[Item], scores: Sequence[float]) -> dict[str, Any]:
-    clusters: list[Hashable] = [i.chain_relations if task == "kinship" else i.story_id for i in items]
-    accuracy, low, high = clustered_interval(scores, clusters)
+    accuracy, low, high = clustered_interval(scores, [cluster_of(item) for item in items])
     row = {"task": task, "hops": hops, "shortcut": name}
     return {**row, "accuracy": accuracy, "low": low, "high": high, "n": len(items)}
 

@@ -3,10 +3,11 @@
     import polars as pl
     from depthprobe import analysis
     found = analysis.analyse(pl.read_parquet("run/tables/lens.parquet"), exit_q=0.5)
-    found["slopes"]                        # change per hop, paired by story, 95 % intervals over stories
+    found["slopes"]                        # change per hop, paired by story, 95 % intervals over clusters
     analysis.summarise(found, name="family-demo")["headline"]
 
-Nothing here runs a model. Every interval treats the story as the unit that was drawn.
+Nothing here runs a model. Every interval treats the cluster (in kinship, stories of like
+chains; else the story) as the unit that was drawn.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ __all__ = ["accuracy_table"]
 def accuracy_table(grids: dict[str, DepthGrid], *, seed: int = 0, resamples: int = 2000) -> pl.DataFrame:
     """The `accuracy` table: one row per task, hops and depth.
 
-    `accuracy` is the share of items whose best candidate is the answer (Wilson interval over stories),
+    `accuracy` is the share of items whose best candidate is the answer (Wilson interval over clusters),
     `p_correct` the mean probability of the answer and `p_plausible` that of the plausible set, both over the
-    whole vocabulary (bootstrap over stories). Intervals are null where fewer than two stories have such a
+    whole vocabulary (bootstrap over clusters). Intervals are null where fewer than two clusters have such a
     question.
     """
     parts = [
@@ -30,7 +30,7 @@ def accuracy_table(grids: dict[str, DepthGrid], *, seed: int = 0, resamples: int
 
 def _cell(grid: DepthGrid, task: str, hops: int, seed: int, resamples: int) -> pl.DataFrame:
     rows = grid.hops == hops
-    clusters = grid.clusters[rows]
+    clusters = grid.cell_clusters[rows]
     share, low, high = proportion(grid.columns["candidate_correct"][rows], clusters)
     columns: dict[str, object] = {"accuracy": share, "low": low, "high": high}
     for name in ("p_correct", "p_plausible"):

@@ -12,7 +12,7 @@ import polars as pl
 
 from depthprobe import tables
 from depthprobe.analysis.bootstrap import by_cluster, mean_interval, proportion, ratio_draws, within
-from depthprobe.analysis.grid import DepthGrid
+from depthprobe.analysis.grid import DepthGrid, with_clusters
 from depthprobe.analysis.settling import q_exit
 
 __all__ = ["SWEEP", "exits_by_hops_table", "exits_table", "fixed_exits_table", "mixture"]
@@ -45,7 +45,7 @@ def exits_table(
     """The `exits` table: one row per task and q, all hops together; empty for a model without loops or gate.
 
     `gain` is the accuracy of Q-exit minus that of the mixture of the same mean depth; its interval resamples
-    stories and recomputes mean, mixture and accuracy in each draw.
+    clusters and recomputes mean, mixture and accuracy in each draw.
     """
     parts = [tables.empty("exits")]
     for task, grid in grids.items():
@@ -107,10 +107,12 @@ def exits_by_hops_table(settling: pl.DataFrame, *, seed: int = 0, resamples: int
     """The `exits_by_hops` table: mean Q-exit at the model's own q, in loops; empty without a gate."""
     rows = []
     gated = settling.filter(pl.col("gate_exit").is_not_null())
+    if gated.height:
+        gated = pl.concat([with_clusters(own) for own in gated.partition_by("task")])
     for (task, hops), cell in sorted(gated.group_by("task", "hops"), key=lambda pair: pair[0]):
         cell = cell.sort("story", "item")
         values = mean_interval(
-            cell["gate_exit"].to_numpy(), cell["story"].to_numpy(), resamples=resamples, seed=seed
+            cell["gate_exit"].to_numpy(), cell["cell"].to_numpy(), resamples=resamples, seed=seed
         )
         mean, low, high = (None if np.isnan(value) else float(value) for value in values)
         row = {"task": task, "hops": hops, "mean_exit": mean, "low": low, "high": high}

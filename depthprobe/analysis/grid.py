@@ -13,9 +13,9 @@ import polars as pl
 
 from depthprobe.errors import UserError
 
-__all__ = ["DepthGrid"]
+__all__ = ["DepthGrid", "with_clusters"]
 
-_KEYS = ("item", "story", "task", "hops")
+_KEYS = ("item", "story", "cluster", "task", "hops")
 _AXIS = ("depth", "loop", "layer", "is_loop_end")
 _READ = (
     "candidate_correct",
@@ -28,12 +28,26 @@ _READ = (
 )
 
 
+def with_clusters(items: pl.DataFrame) -> pl.DataFrame:
+    """One task's items (item, story, cluster, hops, …) with what their intervals are taken over.
+
+    `whole`, over several hop counts: the cluster of the story's longest question, so that no story is torn.
+    `cell`, within one hop count: the question's own cluster, which for a short chain is a larger one; but
+    `whole` at a hop count at which a story is asked twice.
+    """
+    items = items.with_columns(
+        whole=pl.col("cluster").sort_by("hops", "item").last().over("story"),
+        cell=pl.len().over("story", "hops"),
+    ).with_columns(cell=pl.col("cell").max().over("hops"))
+    return items.with_columns(cell=pl.when(pl.col("cell") == 1).then("cluster").otherwise("whole"))
+
+
 @dataclass(frozen=True)
 class DepthGrid:
     """One task's lens rows.
 
     Attributes:
-        items: I rows (item, story, task, hops), sorted by story, hops and item.
+        items: I rows (item, story, cluster, task, hops), sorted by story, hops and item.
         axis: D rows (depth, loop, layer, is_loop_end), sorted by depth; depth is the index on the model's
             axis.
         columns: name → [I, D] array; flags bool, probabilities float64, `gate_cdf` float32 with NaN where
@@ -92,6 +106,16 @@ class DepthGrid:
 
     @property
     def clusters(self) -> np.ndarray:
+        """[I] int64: the cluster of each item's story as 0 … C−1, for what looks at several hop counts."""
+        return np.unique(with_clusters(self.items)["whole"].to_numpy(), return_inverse=True)[1]
+
+    @property
+    def cell_clusters(self) -> np.ndarray:
+        """[I] int64: the cluster of each item, for what looks at one hop count alone."""
+        return np.unique(with_clusters(self.items)["cell"].to_numpy(), return_inverse=True)[1]
+
+    @property
+    def stories(self) -> np.ndarray:
         """[I] int64: the story of each item as 0 … S−1, in the order of the story's name."""
         return np.unique(self.items["story"].to_numpy(), return_inverse=True)[1]
 

@@ -1,8 +1,8 @@
 """How a depth changes with the number of hops, paired by story.
 
 A ladder asks one story at every k, so length and content are held equal: the slope is fitted within each
-story (least squares on k) and averaged over stories, each counting once. Stories with fewer than two hop
-counts say nothing about a slope and drop out.
+story (least squares on k) and averaged over stories, each counting once; the interval draws whole clusters of
+stories. Stories with fewer than two hop counts say nothing about a slope and drop out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import polars as pl
 
 from depthprobe import tables
 from depthprobe.analysis.bootstrap import by_cluster, mean_interval
-from depthprobe.analysis.grid import DepthGrid
+from depthprobe.analysis.grid import DepthGrid, with_clusters
 from depthprobe.analysis.settling import q_exit
 
 __all__ = ["QUANTITIES", "differences_table", "slopes_table", "story_slopes"]
@@ -67,11 +67,12 @@ def slopes_table(settling: pl.DataFrame, *, seed: int = 0, resamples: int = 2000
 
     `slope` is in axis steps per hop for `*_depth`, in loops per hop for `*_loop`, `gate_exit` and
     `expected_depth`. It is null where no story is asked at two hop counts, the bounds are null with fewer
-    than two such stories.
+    than two clusters of such stories.
     """
     rows = []
     for task in sorted(settling["task"].unique().to_list()):
-        of_task = settling.filter(pl.col("task") == task)
+        # before any row is left out, so that a story stays in one cluster whatever is asked of it
+        of_task = with_clusters(settling.filter(pl.col("task") == task))
         for quantity in QUANTITIES:
             if of_task[quantity].null_count() == of_task.height:
                 continue
@@ -89,8 +90,9 @@ def _slope(rows: pl.DataFrame, quantity: str, seed: int, resamples: int) -> dict
         rows["hops"].to_numpy().astype(np.int64),
         rows["story"].to_numpy(),
     )
-    found: dict[str, float | int | None] = {"n_clusters": len(slopes), "n_items": int(used.sum())}
-    return found | _interval("slope", slopes, seed, resamples)
+    kept = rows.filter(pl.Series(used)).unique("story").sort("story")
+    found: dict[str, float | int | None] = {"n_items": int(used.sum())}
+    return found | _interval("slope", slopes, kept["whole"].to_numpy(), seed, resamples)
 
 
 def differences_table(
@@ -121,22 +123,28 @@ def _difference(
     grid: DepthGrid, task: str, quantity: str, change: np.ndarray, min_hops: int, seed: int, resamples: int
 ) -> dict[str, object]:
     rows = grid.hops >= min_hops
-    codes = np.unique(grid.clusters[rows], return_inverse=True)[1]
+    _, firsts, codes = np.unique(grid.stories[rows], return_index=True, return_inverse=True)
     per_story = by_cluster(change[rows], codes) / np.bincount(codes) if len(codes) else np.empty(0)
     found: dict[str, object] = {
         "task": task,
         "quantity": quantity,
         "min_hops": int(grid.hops[rows].min()) if rows.any() else min_hops,
         "max_hops": int(grid.hops.max()),
-        "n_clusters": len(per_story),
         "n_items": int(rows.sum()),
     }
-    return {**found, **_interval("difference", per_story, seed, resamples)}
+    return {**found, **_interval("difference", per_story, grid.clusters[rows][firsts], seed, resamples)}
 
 
-def _interval(name: str, per_story: np.ndarray, seed: int, resamples: int) -> dict[str, float | None]:
+def _interval(
+    name: str, per_story: np.ndarray, clusters: np.ndarray, seed: int, resamples: int
+) -> dict[str, float | int | None]:
+    """Mean over stories, interval over their clusters: per_story, clusters [S]."""
+    sizes: dict[str, float | int | None] = {
+        "n_clusters": len(np.unique(clusters)),
+        "n_stories": len(per_story),
+    }
     if len(per_story) == 0:
-        return {name: None, "low": None, "high": None}
-    bounds = mean_interval(per_story, np.arange(len(per_story)), resamples=resamples, seed=seed)
+        return sizes | {name: None, "low": None, "high": None}
+    bounds = mean_interval(per_story, clusters, resamples=resamples, seed=seed)
     named = zip((name, "low", "high"), bounds, strict=True)
-    return {key: None if np.isnan(value) else float(value) for key, value in named}
+    return sizes | {key: None if np.isnan(value) else float(value) for key, value in named}

@@ -114,9 +114,12 @@ def _settling(name: str, task: str, unit: str, row: dict[str, Any], hops: list[i
         )
     if row["low"] is None:
         change = f"{row['slope']:+.2f} {unit} per hop"
-        return f"On {task}, a single story gives {name}'s change of settling depth no interval ({change})."
+        one = "story" if row["n_stories"] == 1 else "cluster of stories"
+        return f"On {task}, a single {one} gives {name}'s change of settling depth no interval ({change})."
     change = f"{row['slope']:+.2f} {unit} per hop, 95 % interval {row['low']:+.2f} to {row['high']:+.2f}"
-    asked = f"{row['n_clusters']} stories, each asked at {_range(hops)} hops"
+    asked = f"{row['n_stories']} stories, each asked at {_range(hops)} hops"
+    if row["n_clusters"] < row["n_stories"]:
+        asked += f", in {row['n_clusters']} clusters of like chains"
     if row["low"] > 0:
         found = f"{name} settles on its answer later the more hops are asked ({change}; {asked})"
     elif row["high"] < 0:

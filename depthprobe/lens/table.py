@@ -31,6 +31,7 @@ from depthprobe.lens.scores import (
     score_depth,
 )
 from depthprobe.lens.targets import Target, resolve
+from depthprobe.tasks.intervals import cluster_of
 from depthprobe.tasks.items import Item
 
 
@@ -145,6 +146,7 @@ def _lens_table(
     columns: dict[str, Any] = {
         "item": by_item([target.item.id for target in targets]),
         "story": by_item([target.item.story_id for target in targets]),
+        "cluster": by_item([cluster_of(target.item) for target in targets]),
         "task": by_item([target.item.task for target in targets]),
         "hops": by_item([target.item.hops for target in targets]),
         "depth": by_depth(range(n_depths)),
@@ -215,6 +217,7 @@ def _item_row(target: Target) -> dict[str, object]:
     return {
         "item": item.id,
         "story": item.story_id,
+        "cluster": cluster_of(item),
         "task": item.task,
         "hops": item.hops,
         "split": item.split,

@@ -14,6 +14,10 @@ def accuracy_markdown(run: Run) -> str:
     return "\n\n".join(_table(run, task) for task in run.tasks)
 
 
+def _interval(low: float | None, high: float | None) -> str:
+    return "–" if low is None or high is None else f"{low:.2f}–{high:.2f}"
+
+
 def _table(run: Run, task: Task) -> str:
     axis = run.axis
     last = len(axis.coordinates) - 1
@@ -29,7 +33,7 @@ def _table(run: Run, task: Task) -> str:
         by_depth = {row["depth"]: row for row in part.iter_rows(named=True)}
         final, shortcut = by_depth[last], shortcuts.get(hops)
         cells = [str(hops), *(f"{by_depth[depth]['accuracy']:.2f}" for depth in depths)]
-        cells += [f"**{final['accuracy']:.2f}**", f"{final['low']:.2f}–{final['high']:.2f}"]
+        cells += [f"**{final['accuracy']:.2f}**", _interval(final["low"], final["high"])]
         cells.append("–" if shortcut is None else f"{shortcut['accuracy']:.2f} {shortcut['shortcut']}")
         if task.has_gate:
             cells.append(f"{exits[hops]:.2f}")

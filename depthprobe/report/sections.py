@@ -249,15 +249,19 @@ def _slopes(task: Task) -> Grid:
     for quantity, name in wanted:
         every, right = task.slope_of.get((quantity, "all")), task.slope_of.get((quantity, "correct"))
         if every is not None:
-            rows.append((name, _change(every), _verdict(every), str(every["n_clusters"]), _change(right)))
+            rows.append((name, _change(every), _verdict(every), _stories(every), _change(right)))
     head = (
         "quantity, unit",
         "all questions (95 % interval)",
         "with more hops",
-        "stories",
+        "stories (clusters)",
         "answered right (selected)",
     )
     return Grid(head, tuple(rows), "slopes")
+
+
+def _stories(row: dict[str, Any]) -> str:
+    return f"{row['n_stories']} ({row['n_clusters']})"
 
 
 def _change(row: dict[str, Any] | None) -> str:

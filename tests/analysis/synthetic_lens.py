@@ -22,6 +22,7 @@ def lens_table(
     gate: Callable[[int, int], float] | None = None,
     right: Callable[[np.random.Generator, int, int], bool] = lambda rng, story, k: True,
     task: str = "kinship",
+    cluster: Callable[[int, int], str] | None = None,
     seed: int = 0,
 ) -> pl.DataFrame:
     """`loops` × `layers` depths after an embedding; an item is final from `settle(rng, story, k)` on.
@@ -45,6 +46,7 @@ def lens_table(
                 row = {
                     "item": f"{task}-{story}/k{k}",
                     "story": f"{task}-{story}",
+                    "cluster": f"{task}-{story}" if cluster is None else cluster(story, k),
                     "task": task,
                     "hops": k,
                     "depth": depth,

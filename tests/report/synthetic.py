@@ -94,7 +94,8 @@ def _items(task: str, hops: Sequence[int], n_stories: int) -> pl.DataFrame:
                 f["role"] = "chain" if f["hop"] is not None else "offchain"
             rows.append(
                 {
-                    "item": f"{task}-{s}-k{k}", "story": f"{task}-{s}", "task": task, "hops": k,
+                    "item": f"{task}-{s}-k{k}", "story": f"{task}-{s}",
+                    "cluster": f"{task}-{s % 17 if task == 'kinship' else s}", "task": task, "hops": k,
                     "split": "heldout",
                     "form": "statement", "template": "subject-first", "order": "forward",
                     "distractors": "none",
@@ -148,7 +149,7 @@ def _lens(items: pl.DataFrame, task: str, axis: Axis, gate: bool, rng: np.random
     def flat(a: np.ndarray) -> np.ndarray:
         return np.broadcast_to(a, (n, d)).reshape(-1)
 
-    keys = {c: np.repeat(items[c].to_numpy(), d) for c in ("item", "story", "task", "hops")}
+    keys = {c: np.repeat(items[c].to_numpy(), d) for c in ("item", "story", "cluster", "task", "hops")}
     columns: dict[str, Any] = {
         **keys,
         "depth": flat(np.arange(d)),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from depthprobe.tasks.intervals import clustered_interval, wilson_interval
+from depthprobe.tasks.generate import generate_items
+from depthprobe.tasks.intervals import cluster_of, clustered_interval, wilson_interval
 
 
 def test_wilson_matches_a_worked_example() -> None:
@@ -46,3 +49,12 @@ def test_nothing_measured() -> None:
 def test_refuses_unequal_lengths() -> None:
     with pytest.raises(ValueError, match="clusters"):
         clustered_interval([1.0], [])
+
+
+def test_kinship_is_clustered_by_the_start_of_its_chain_and_follow_by_story() -> None:
+    for item in generate_items("kinship", 3, hops=(1, 2, 3, 5), seed=1):
+        assert cluster_of(item) == " ".join(item.chain_relations[:3])
+        assert cluster_of(replace(item, chain_relations=())) == item.story_id
+    assert {cluster_of(item) for item in generate_items("follow", 2, hops=(1, 3), seed=1)} == {
+        "follow-1-0", "follow-1-1",
+    }  # fmt: skip
