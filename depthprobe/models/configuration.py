@@ -70,7 +70,8 @@ class LoopedConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        if self.head_dim is None and self.num_attention_heads > 0:
+        divisible = _is_int(self.hidden_size) and _is_int(self.num_attention_heads)
+        if self.head_dim is None and divisible and self.num_attention_heads > 0:
             _require(self.hidden_size % self.num_attention_heads == 0, "num_attention_heads",
                      f"{self.num_attention_heads} heads do not divide hidden_size {self.hidden_size}",
                      "set head_dim, or another number of heads")  # fmt: skip

@@ -200,10 +200,14 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
                 −1 for none; computed if not given.
             logits_to_keep: the last so many tokens (0: all), or the indices of those wanted.
             skip_logits: leave the head out; for a caller that reads `loop_states` itself.
+            return_dict: True or None; there is no tuple to return.
 
         Raises:
             UserError: arguments that do not fit the model or each other, naming the one.
         """
+        if return_dict is not None and not return_dict:
+            what = "a looped model returns no tuple, for its output has more fields than others'"
+            raise UserError(what, where="return_dict", remedy="leave it out and read fields by name")
         n_loops = self.config.n_loops if n_loops is None else n_loops
         if n_loops < 1:
             raise UserError(f"n_loops is {n_loops}, below 1", where="n_loops")

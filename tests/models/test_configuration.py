@@ -18,6 +18,10 @@ from tests.models.helpers import configs, random_model, random_rows
     [
         ({"num_attention_heads": 3}, "num_attention_heads"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
+        *[({"num_attention_heads": bad}, "num_attention_heads") for bad in ("4", 4.0, None, [4], True)],
+        ({"hidden_size": "128"}, "hidden_size"),
+        ({"num_key_value_heads": "4"}, "num_key_value_heads"),
+        ({"head_dim": 16.0}, "head_dim"),
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads"),
         ({"head_dim": 6, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),

@@ -158,6 +158,7 @@ def test_bf16_weights_run() -> None:
     ("options", "named"),
     [
         ({"n_loops": 0}, "n_loops is 0"),
+        ({"return_dict": False}, "returns no tuple"),
         ({"block_mask": torch.ones(1, 1, 5, 5)}, "bool"),
         ({"block_mask": torch.ones(1, 1, 5, 4, dtype=torch.bool)}, r"\[2, 1, 5, 5\]"),
         ({"attention_mask": torch.ones(2, 4)}, "attention_mask"),
