@@ -1,7 +1,7 @@
 """`depthprobe tasks`: make items, check them with the solver, look at one.
 
     depthprobe tasks generate --task follow --n 500 --out follow.jsonl
-    depthprobe tasks check follow.jsonl
+    depthprobe tasks check follow.jsonl --donors
     depthprobe tasks show --task kinship --hops 4
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -202,6 +202,9 @@ def check(
     gender_facts: GenderFacts = False,
     split: SplitOption = None,
     seed: Seed = 0,
+    donors: Annotated[
+        bool, typer.Option("--donors", help="Also count the items that have a donor for causal patching.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Check that every item has exactly its one answer, and print the shortcut baselines by hops.
@@ -229,7 +232,8 @@ def check(
         from depthprobe.tasks.io import read_items
 
         items = read_items(file)
-    wrong = [str(finding) for finding in findings if finding.kind != "right"] or _wrong(items)
+    bad = {} if findings else _wrong(items)
+    wrong = [str(finding) for finding in findings if finding.kind != "right"] or list(bad.values())
     report = {
         "items": len(findings) or len(items),
         "verified": len(items) - len(wrong) if not findings else len(items),
@@ -239,6 +243,8 @@ def check(
         "shortcuts": default_shortcuts(items) if items else [],
     }
     report["verified"] -= report["unverifiable"]
+    if donors:
+        report["donors"] = _donors(item for item in items if item.facts and item.id not in bad)
     if as_json:
         typer.echo(json.dumps(report, ensure_ascii=False, indent=1))
     else:
@@ -247,20 +253,29 @@ def check(
         raise typer.Exit(1)
 
 
-def _wrong(items: Sequence[Item]) -> list[str]:
-    """A line for each item that has another answer, several or none; those without facts pass."""
+def _donors(items: Iterable[Item]) -> list[dict[str, Any]]:
+    """How many items were asked for a donor of each kind, and how many have one, by task and hops."""
+    from depthprobe.tasks.donors import CONTROLS, find_donors
+
+    return [row | {"control": row["kind"] in CONTROLS} for row in find_donors(items).counts]
+
+
+def _wrong(items: Sequence[Item]) -> dict[str, str]:
+    """Id and a line of each item that has another answer, several or none; those without facts pass."""
     from depthprobe.tasks.solver import answers, verify
 
-    lines: list[str] = []
+    lines: dict[str, str] = {}
     for item in verify(item for item in items if item.facts):
         found = answers(item)
         what = " or ".join(sorted(found)) if found else "no answer"
-        lines.append(f"{item.id}: the facts give {what}, the item says {item.answer}")
+        lines[item.id] = f"{item.id}: the facts give {what}, the item says {item.answer}"
     return lines
 
 
 def _print_check(report: dict[str, Any]) -> None:
     from rich.console import Console
+
+    from depthprobe.cli.tasks_tables import donor_table, shortcut_table
 
     console = Console()
     for line in report["wrong"]:
@@ -271,38 +286,10 @@ def _print_check(report: dict[str, Any]) -> None:
         + (f"; {unchecked} have no facts to check" if unchecked else ""),
         highlight=False,
     )
-    for task in dict.fromkeys(row["task"] for row in report["shortcuts"]):
-        console.print(_shortcut_table(task, [row for row in report["shortcuts"] if row["task"] == task]))
-
-
-def _shortcut_table(task: str, rows: Sequence[dict[str, Any]]) -> Any:
-    """Accuracies by shortcut and hops; the best of each number of hops is marked."""
-    from rich.table import Table
-
-    hops = sorted({row["hops"] for row in rows})
-    cells = {(row["shortcut"], row["hops"]): row for row in rows}
-    best = {k: max(row["accuracy"] for row in rows if row["hops"] == k) for k in hops}
-    counts = {k: next(row["n"] for row in rows if row["hops"] == k) for k in hops}
-    table = Table(title=f"{task}: what can be had without following the chain", title_justify="left")
-    table.add_column("shortcut", no_wrap=True)
-    for k in hops:
-        table.add_column(f"k={k}", justify="right", no_wrap=True)
-    for name in dict.fromkeys(row["shortcut"] for row in rows):
-        values: list[str] = []
-        for k in hops:
-            row = cells.get((name, k))
-            text = "" if row is None else f"{row['accuracy']:.2f}"
-            values.append(f"[bold]{text}[/bold]" if row and row["accuracy"] == best[k] else text)
-        table.add_row(name, *values)
-    table.add_section()
-    table.add_row("± (95 %, at most)", *(f"{_half(rows, k):.2f}" for k in hops), style="dim")
-    table.add_row("items", *(str(counts[k]) for k in hops), style="dim")
-    return table
-
-
-def _half(rows: Sequence[dict[str, Any]], hops: int) -> float:
-    """The widest half-interval of a number of hops."""
-    return max((row["high"] - row["low"]) / 2 for row in rows if row["hops"] == hops)
+    for part, table in (("shortcuts", shortcut_table), ("donors", donor_table)):
+        rows = report.get(part, [])
+        for task in dict.fromkeys(row["task"] for row in rows):
+            console.print(table(task, [row for row in rows if row["task"] == task]))
 
 
 @app.command()

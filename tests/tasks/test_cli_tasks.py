@@ -88,6 +88,24 @@ def test_check_without_a_file_makes_items(capsys: pytest.CaptureFixture[str]) ->
     assert (report["items"], report["verified"], report["wrong"]) == (5, 5, [])
 
 
+def test_check_counts_donors_by_kind_and_hops(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tasks", "check", str(file), "--json"]) == 0
+    assert "donors" not in json.loads(capsys.readouterr().out)
+    assert main(["tasks", "check", str(file), "--donors", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["donors"]
+    assert {(row["task"], row["hops"], row["kind"], row["control"]) for row in rows} >= {
+        ("kinship", 1, "relation", False), ("kinship", 2, "same_answer", True),
+        ("follow", 2, "name", False), ("follow", 2, "distractor_name", True),
+    }  # fmt: skip
+    assert all(0 <= row["found"] <= row["asked"] == 6 for row in rows)
+    assert all(sum(row["by_hop"].values()) == row["found"] for row in rows)
+    assert any(row["found"] for row in rows if row["kind"] == "relation")
+    assert main(["tasks", "check", str(file), "--donors"]) == 0
+    out = capsys.readouterr().out
+    for words in ("follow: items that have a donor", "relation", "distractor name (control)", "items asked"):
+        assert words in out
+
+
 def test_check_of_a_clutrr_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tasks", "check", str(TINY)]) == 1
     out = capsys.readouterr().out
