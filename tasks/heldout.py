@@ -7,10 +7,14 @@
 |           | of the first three (`split_of`)  |                             | lengths                       |
 | templates | facts told by `TEMPLATES`,       | the wording of the facts or | chains, names, lengths        |
 |           | questions asked in `FORMS`       | of the question             |                               |
-| lengths   | more than `MAX_HOPS` hops        | how many facts are combined | relations, names, wording; a  |
-|           |                                  |                             | ladder's story is as long     |
+| lengths   | more than `MAX_HOPS` hops: the   | how many facts are combined | relations, names, wording; a  |
+|           | rungs above the default ladder   |                             | ladder's story is as long     |
 | names     | a tenth of the ordered pairs of  | who stand first and second  | either name, and both of them |
 |           | names, by hash, as x_0 and x_1   | on a chain together         | elsewhere in a story; chains  |
+
+The `chains` way is the one that generators take (`split=`) and that the embedded model was trained by. The
+others sort items that exist (`heldout_by`), for a training set of your own; whatever it was, `Seen` says what
+of an item is new against it, and `depthprobe tasks check FILE --against TRAINING_FILE` counts that by hops.
 
 A story is made from (settings, seed, number), so another seed alone gives stories whose people never stood
 together in training; `names` makes sure of it for the two people that a question starts from. Names
@@ -25,15 +29,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from .items import Item
 from .splits import HELDOUT_FRACTION, Split, split_of, stable_unit
 
-__all__ = ["FORMS", "MAX_HOPS", "TEMPLATES", "WAYS", "Seen", "heldout_by"]
+__all__ = ["FORMS", "MAX_HOPS", "NOVELTIES", "TEMPLATES", "WAYS", "Seen", "heldout_by", "novelty_counts"]
 
+#: what can be new of an item, as `Seen.novelty` names it
+NOVELTIES = ("chain", "relation", "pair", "template", "form", "length", "names")
 TEMPLATES = frozenset({"has"})
 FORMS = frozenset({"qa", "question", "possessive-question"})
-MAX_HOPS = 4
+MAX_HOPS = 6  # the default ladder, in training as in analysis, has six rungs; longer ones go to eight
 
 
 def _chains(item: Item) -> bool:
@@ -119,3 +126,35 @@ class Seen:
             "names": item.chain_people[:2] not in self.names,
         }
         return frozenset(name for name, is_new in new.items() if is_new)
+
+
+def novelty_counts(items: Iterable[Item], training: Iterable[Item]) -> list[dict[str, Any]]:
+    """How many items are new against a training set, by task and hops.
+
+    Items are compared with training items of their own task, on what they say of their chain; items that do
+    not state one (your own data) are left out.
+
+    Returns:
+        Rows with task, hops, items, new (a dict from each word of `Seen.novelty` to the number of items of
+        which that is new) and nothing_new (the number of items of which all of it was seen).
+    """
+    trained: dict[str, list[Item]] = {}
+    for item in training:
+        if item.chain_relations:
+            trained.setdefault(item.task, []).append(item)
+    seen = {task: Seen.of(own) for task, own in trained.items()}
+    found: dict[tuple[str, int], list[frozenset[str]]] = {}
+    for item in items:
+        if item.chain_relations:
+            new = seen.get(item.task, Seen()).novelty(item)
+            found.setdefault((item.task, item.hops), []).append(new)
+    return [
+        {
+            "task": task,
+            "hops": hops,
+            "items": len(news),
+            "new": {way: sum(way in new for new in news) for way in NOVELTIES},
+            "nothing_new": sum(not new for new in news),
+        }
+        for (task, hops), news in sorted(found.items())
+    ]

@@ -1,7 +1,7 @@
 """`depthprobe tasks`: make items, check them with the solver, look at one.
 
     depthprobe tasks generate --task follow --n 500 --out follow.jsonl
-    depthprobe tasks check follow.jsonl --donors
+    depthprobe tasks check follow.jsonl --donors --against train.jsonl
     depthprobe tasks show --task kinship --hops 4
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -205,6 +205,10 @@ def check(
     donors: Annotated[
         bool, typer.Option("--donors", help="Also count the items that have a donor for causal patching.")
     ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="A file of training items: also count what is new against it."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Check that every item has exactly its one answer, and print the shortcut baselines by hops.
@@ -214,6 +218,7 @@ def check(
     from depthprobe.tasks.shortcuts import default_shortcuts
 
     findings: list[Finding] = []
+    training = None if against is None else _training(against)
     if file is not None:
         _only_the_file(context, file)
     if file is None:
@@ -244,7 +249,14 @@ def check(
     }
     report["verified"] -= report["unverifiable"]
     if donors:
-        report["donors"] = _donors(item for item in items if item.facts and item.id not in bad)
+        from depthprobe.tasks.donors import CONTROLS, find_donors
+
+        counts = find_donors(item for item in items if item.facts and item.id not in bad).counts
+        report["donors"] = [row | {"control": row["kind"] in CONTROLS} for row in counts]
+    if training is not None:
+        from depthprobe.tasks.heldout import novelty_counts
+
+        report["novelty"] = novelty_counts(items, training)
     if as_json:
         typer.echo(json.dumps(report, ensure_ascii=False, indent=1))
     else:
@@ -253,11 +265,15 @@ def check(
         raise typer.Exit(1)
 
 
-def _donors(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """How many items were asked for a donor of each kind, and how many have one, by task and hops."""
-    from depthprobe.tasks.donors import CONTROLS, find_donors
+def _training(file: Path) -> list[Item]:
+    """Items to compare with; those that state no chain of relations have nothing to compare."""
+    from depthprobe.tasks.io import read_data
 
-    return [row | {"control": row["kind"] in CONTROLS} for row in find_donors(items).counts]
+    items = read_data(file, remark=lambda line: print(line, file=sys.stderr))
+    if not any(item.chain_relations for item in items):
+        remedy = "give a file that `depthprobe tasks generate` wrote"
+        raise UserError("no training item states its chain of relations", where=str(file), remedy=remedy)
+    return items
 
 
 def _wrong(items: Sequence[Item]) -> dict[str, str]:
@@ -275,7 +291,7 @@ def _wrong(items: Sequence[Item]) -> dict[str, str]:
 def _print_check(report: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from depthprobe.cli.tasks_tables import donor_table, shortcut_table
+    from depthprobe.cli.tasks_tables import donor_table, novelty_table, shortcut_table
 
     console = Console()
     for line in report["wrong"]:
@@ -286,7 +302,8 @@ def _print_check(report: dict[str, Any]) -> None:
         + (f"; {unchecked} have no facts to check" if unchecked else ""),
         highlight=False,
     )
-    for part, table in (("shortcuts", shortcut_table), ("donors", donor_table)):
+    tables = {"shortcuts": shortcut_table, "donors": donor_table, "novelty": novelty_table}
+    for part, table in tables.items():
         rows = report.get(part, [])
         for task in dict.fromkeys(row["task"] for row in rows):
             console.print(table(task, [row for row in rows if row["task"] == task]))

@@ -46,7 +46,7 @@ def donor_table(task: str, rows: Sequence[dict[str, Any]]) -> Table:
 
 def novelty_table(task: str, rows: Sequence[dict[str, Any]]) -> Table:
     """Items of which something is new by hops; rows as `novelty_counts` gives them."""
-    table = _by_hops(f"{task}: items that are new against the training file", "new", [row["hops"] for row in rows])
+    table = _by_hops(f"{task}: what is new to training", "items with a new", [row["hops"] for row in rows])
     for way in rows[0]["new"]:
         table.add_row(way, *(str(row["new"][way]) for row in rows))
     table.add_section()

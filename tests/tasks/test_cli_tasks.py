@@ -106,6 +106,25 @@ def test_check_counts_donors_by_kind_and_hops(file: Path, capsys: pytest.Capture
         assert words in out
 
 
+def test_check_says_what_is_new_against_a_training_file(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = tmp_path / "train.jsonl"
+    write_items(train, [item for item in read_items(file) if item.hops == 1])
+    assert main(["tasks", "check", str(file), "--against", str(train), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["novelty"]
+    assert [(row["task"], row["hops"], row["nothing_new"], row["new"]["length"]) for row in rows] == [
+        ("follow", 1, 6, 0), ("follow", 2, 0, 6), ("kinship", 1, 6, 0), ("kinship", 2, 0, 6),
+    ]  # fmt: skip
+    assert main(["tasks", "check", str(file), "--against", str(train)]) == 0
+    out = capsys.readouterr().out
+    assert "kinship: what is new to training" in out and "nothing new" in out
+    train.write_text('{"text": "a is", "answer": "x"}\n{"text": "b is", "answer": "y"}\n')
+    assert main(["tasks", "check", str(file), "--against", str(train)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "no training item states its chain" in said
+
+
 def test_check_of_a_clutrr_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tasks", "check", str(TINY)]) == 1
     out = capsys.readouterr().out

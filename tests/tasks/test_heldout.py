@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from depthprobe.tasks.generate import generate_items
-from depthprobe.tasks.heldout import FORMS, MAX_HOPS, TEMPLATES, WAYS, Seen, heldout_by
+from depthprobe.tasks.generate import Generator, generate_items
+from depthprobe.tasks.heldout import (
+    FORMS,
+    MAX_HOPS,
+    NOVELTIES,
+    TEMPLATES,
+    WAYS,
+    Seen,
+    heldout_by,
+    novelty_counts,
+)
 
 
 @pytest.mark.parametrize(("way", "new"), [("chains", "chain"), ("names", "names"), ("lengths", "length")])
 def test_what_is_held_out_is_new_at_test(way: str, new: str) -> None:
-    settings = {"hops": (1, 2, 3, 4, 5)}
+    settings = {"hops": (1, 2, 3, 4, MAX_HOPS + 1)}
     pool = generate_items("kinship", 80, seed=1, **settings)
     seen = Seen.of(item for item in pool if heldout_by(way, item) == "train")
     test = [i for i in generate_items("kinship", 80, seed=2, **settings) if heldout_by(way, i) == "heldout"]
@@ -47,7 +56,26 @@ def test_nothing_of_a_training_item_is_new() -> None:
     items = generate_items("follow", 3, hops=(1, 2), seed=5)
     seen = Seen.of(items)
     assert all(seen.novelty(item) == frozenset() for item in items)
-    assert Seen().novelty(items[1]) >= {"chain", "relation", "pair", "names", "length", "form", "template"}
+    assert Seen().novelty(items[1]) == set(NOVELTIES)
+
+
+def test_the_longest_held_out_length_can_be_asked_and_the_default_ladder_is_trained() -> None:
+    assert max(Generator("kinship").hops) == MAX_HOPS < 8
+
+
+def test_novelty_is_counted_by_task_and_hops_within_the_task() -> None:
+    train = generate_items("kinship", 20, hops=(1, 2, 3), split="train", seed=1)
+    test = generate_items("kinship", 6, hops=(1, 3, 4), split="heldout", seed=2)
+    rows = novelty_counts([*test, *train[:2], *generate_items("follow", 2, hops=(1,))], train)
+    by_key = {(row["task"], row["hops"]): row for row in rows}
+    assert set(by_key) == {("follow", 1), ("kinship", 1), ("kinship", 2), ("kinship", 3), ("kinship", 4)}
+    assert by_key["kinship", 3]["items"] == by_key["kinship", 3]["new"]["chain"] == 6
+    assert by_key["kinship", 4]["new"]["length"] == 6 and by_key["kinship", 3]["new"]["length"] == 0
+    assert by_key["kinship", 2] == {
+        "task": "kinship", "hops": 2, "items": 1, "new": dict.fromkeys(NOVELTIES, 0), "nothing_new": 1,
+    }  # fmt: skip
+    assert by_key["kinship", 1]["nothing_new"] >= 1
+    assert by_key["follow", 1]["new"]["chain"] == 2  # of follow nothing was trained
 
 
 def test_an_unknown_way_is_named() -> None:
