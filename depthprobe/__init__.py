@@ -2,8 +2,8 @@
 
     import depthprobe
 
-    model = depthprobe.load("family-demo")          # depthprobe.depth.DepthModel
-    result = depthprobe.analyze("family-demo")      # a run folder with tables and a report
+    model = depthprobe.load("follow-demo")          # depthprobe.depth.DepthModel
+    result = depthprobe.analyze("follow-demo")      # a run folder with tables and a report
 
 Nothing heavy is imported until it is asked for (PEP 562), so that the command line answers at once.
 """

@@ -54,9 +54,12 @@ def test_analyze_installs_once(house: Path) -> None:
     assert first[0] == "venv"
     (pip,) = installs(first)[1:]
     assert pip.endswith("torch==2.13.0 -e .[all]")
-    assert first[-1].rstrip() == "depthprobe analyze family-demo"
+    models = ("kinship-demo", "follow-demo")
+    assert [call.rstrip() for call in first[-2:]] == [f"depthprobe analyze {model}" for model in models]
     second = make(house, "analyze", "OUT=runs/demo", "ARGS=--n 5")
-    assert second == ["depthprobe analyze family-demo --out runs/demo --n 5"]
+    assert second == [f"depthprobe analyze {model} --out runs/demo/{model} --n 5" for model in models]
+    third = make(house, "analyze", "OUT=runs/demo", "MODEL=kinship-demo")
+    assert [call.rstrip() for call in third] == ["depthprobe analyze kinship-demo --out runs/demo"]
 
 
 def test_test_installs_once_and_runs_every_check(house: Path) -> None:

@@ -4,7 +4,7 @@
     from depthprobe import analysis
     found = analysis.analyse(pl.read_parquet("run/tables/lens.parquet"), exit_q=0.5)
     found["slopes"]                        # change per hop, paired by story, 95 % intervals over clusters
-    analysis.summarise(found, name="family-demo")["headline"]
+    analysis.summarise(found, name="follow-demo")["headline"]
 
 Nothing here runs a model. Every interval treats the cluster (in kinship, stories of like
 chains; else the story) as the unit that was drawn.

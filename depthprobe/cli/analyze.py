@@ -15,7 +15,7 @@ import typer
 
 def command(
     model: Annotated[
-        str | None, typer.Argument(help="family-demo (the default), smollm2, a folder, or a hub id.")
+        str | None, typer.Argument(help="follow-demo (the default), kinship-demo, smollm2, a folder, or a hub id.")
     ] = None,
     task: Annotated[
         list[str] | None, typer.Option("--task", help="kinship or follow; may be repeated. Default: both.")

@@ -169,8 +169,8 @@ def _models() -> Iterator[Finding]:
         yield Finding("models", name, "ok", f"embedded, {size:.1f} MiB")
     if not names:
         detail = f"no weights in {folder}"
-        train = f"depthprobe train family-demo --out {folder / 'family-demo'}"
-        yield Finding("models", "family-demo", "broken", detail, train)
+        train = f"depthprobe train follow-demo --out {folder / 'follow-demo'}"
+        yield Finding("models", "follow-demo", "broken", detail, train)
     try:
         from depthprobe.models.smollm2 import INSTALL, cached_smollm2, find_gguf
     except ImportError as error:

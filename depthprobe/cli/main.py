@@ -1,7 +1,7 @@
 """`depthprobe`: routes to one module per command and turns the user's errors into one line.
 
     depthprobe --help
-    depthprobe analyze family-demo --hops 1-6 --out runs/demo
+    depthprobe analyze follow-demo --hops 1-6 --out runs/demo
 
 Contract for a command module `depthprobe/cli/<name>.py`
 --------------------------------------------------------
@@ -12,7 +12,7 @@ Contract for a command module `depthprobe/cli/<name>.py`
       command   a function with typer annotations; its docstring is the help text: depthprobe <name> ...
       app       a `typer.Typer()` with commands of its own:                       depthprobe <name> <sub> ...
 
-  e.g. `def command(model: Annotated[str, typer.Argument(help="...")] = "family-demo") -> None`.
+  e.g. `def command(model: Annotated[str, typer.Argument(help="...")] = "follow-demo") -> None`.
 * At its top it imports typer, the standard library and `depthprobe.errors` only; rich, torch, transformers,
   polars, plotly and numpy, and the rooms that need them, are imported inside the functions.
 * Errors of the user are raised as `UserError`; nothing is caught and printed in the command. Another exit

@@ -46,7 +46,7 @@ def load(
     """Open a model along its depth axis.
 
     Args:
-        name_or_path: "family-demo" (comes with the package), "smollm2", a folder, or a hub id.
+        name_or_path: "kinship-demo" or "follow-demo" (they come with the package), "smollm2", a folder, or a hub id.
         revision: branch, tag or commit of a hub id.
         device: as torch names it, e.g. "cpu", "cuda:1".
         dtype: "auto" (as stored), "float32", "bfloat16" or "float16".

@@ -1,6 +1,6 @@
 """`DepthModel`: a causal language model opened along its depth axis.
 
-    model = depthprobe.load("family-demo")
+    model = depthprobe.load("follow-demo")
     capture = model.capture(input_ids, attention_mask)     # states at every depth, last token of each row
     logits = model.readout(capture.states[model.axis[3]], model.axis[3])
     model.check_identity(capture)                          # the last readout is the model's own output

@@ -1,6 +1,6 @@
 """The models that come with the package: folders that transformers loads without a network.
 
-    path = embedded_path("family-demo")
+    path = embedded_path("follow-demo")
     model = AutoModelForCausalLM.from_pretrained(path)      # after `import depthprobe.models`
     tokenizer = AutoTokenizer.from_pretrained(path)
 """

@@ -1,7 +1,7 @@
 """Items → lens → analysis → run folder → report, in one call.
 
     import depthprobe
-    result = depthprobe.analyze("family-demo", hops="1-6", n=100, out="runs/demo")
+    result = depthprobe.analyze("follow-demo", hops="1-6", n=100, out="runs/demo")
     result.summary["headline"]
     result.table("slopes")             # a polars frame
     result.report                      # path of report.html

@@ -1,7 +1,7 @@
 """What `depthprobe analyze` is asked to do: one checked configuration from options and a YAML file.
 
     # demo.yaml: the names of the options, with _ or - between words
-    model: family-demo
+    model: follow-demo
     task: [kinship, follow]
     hops: 1-6
     n: 100
@@ -28,6 +28,10 @@ MOST_HOPS = 8
 DEFAULT_SEED = 1000
 
 
+#: what an embedded model is asked where no task is given: the one that it was trained on
+OWN_TASKS: dict[str, tuple[str, ...]] = {"kinship-demo": ("kinship",), "follow-demo": ("follow",)}
+
+
 @dataclass(frozen=True)
 class AnalyzeConfig:
     """Everything that the numbers of a run depend on, apart from the software and the model's weights.
@@ -49,7 +53,7 @@ class AnalyzeConfig:
         resamples: bootstrap draws.
     """
 
-    model: str = "family-demo"
+    model: str = "follow-demo"
     task: tuple[str, ...] = TASKS
     data: str | None = None
     hops: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
@@ -84,6 +88,8 @@ class AnalyzeConfig:
             for name, value in given.items()
             if value is not None
         }
+        if "task" not in values and "data" not in values and (own := OWN_TASKS.get(values.get("model", cls.model))):
+            values["task"] = own
         if "data" in values:
             for name in ("task", "form", "template", "order", "distractors", "split"):
                 if name in values:

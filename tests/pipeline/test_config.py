@@ -47,8 +47,12 @@ def test_bad_hops(text: str, words: str) -> None:
 
 def test_defaults_and_kinds() -> None:
     config = AnalyzeConfig.of({"model": None, "hops": "2-3", "task": "follow"})
-    assert config.model == "family-demo"
+    assert config.model == "follow-demo"
     assert (config.task, config.hops, config.n) == (("follow",), (2, 3), 100)
+    assert AnalyzeConfig.of({}).task == ("follow",)  # an embedded model is asked what it was trained on
+    assert AnalyzeConfig.of({"model": "kinship-demo"}).task == ("kinship",)
+    assert AnalyzeConfig.of({"model": "kinship-demo", "task": "follow"}).task == ("follow",)
+    assert AnalyzeConfig.of({"model": "somewhere"}).task == ("kinship", "follow")
     assert AnalyzeConfig.of({"task": ["follow", "kinship", "follow"]}).task == ("kinship", "follow")
     assert AnalyzeConfig.of({"hops": [3, 1]}).hops == (1, 3)
     assert AnalyzeConfig.of({"hops": 4}).hops == (4,)

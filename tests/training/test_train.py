@@ -16,17 +16,17 @@ from depthprobe.training.family_tokenizer import family_tokenizer
 from depthprobe.training.packing import Pool
 from depthprobe.training.starts import start_associative
 
-TINY = Recipe(steps=2, rows=(2, 2), questions=(2, 2), stories=2, longest=2, join=1, climb=0.5, gate_batches=1)
+TINY = Recipe(steps=2, rows=2, questions=2, stories=2, longest=2, climb=0.5, gate_batches=1)
 
 
 class PoolsHere:
     """As `Pools`, without a process: so that the two runs below differ in when a pool is there."""
 
-    def __init__(self, recipe: Recipe, seed: int, tasks: tuple[str, ...]) -> None:
-        self.settings = (recipe, seed)
+    def __init__(self, task: str, recipe: Recipe, seed: int) -> None:
+        self.task, self.settings = task, (recipe, seed)
 
-    def __getitem__(self, key: tuple[str, int]) -> Pool:
-        return make_pool(*key, *self.settings)
+    def __getitem__(self, longest: int) -> Pool:
+        return make_pool(self.task, longest, *self.settings)
 
     def close(self) -> None:
         pass
@@ -34,9 +34,9 @@ class PoolsHere:
 
 def test_a_seed_gives_the_same_weights_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    first, words = train(3, TINY, say=lines.append)
+    first, words = train("follow", 3, TINY, say=lines.append)
     monkeypatch.setattr(family_demo, "Pools", PoolsHere)
-    second, _ = train(3, TINY, say=lambda line: None)
+    second, _ = train("follow", 3, TINY, say=lambda line: None)
     torch.manual_seed(3)
     start = LoopedForCausalLM(demo_config(words))
     start_associative(start, words)
@@ -60,18 +60,18 @@ def test_what_ends_the_training_ends_the_other_process(
     monkeypatch.setattr(family_demo, "_climb", climb)
     began = time.monotonic()
     with pytest.raises(stop):
-        train(0, Recipe())  # whose pools take minutes
+        train("kinship", 0)  # whose pools take minutes
     assert active_children() == []
     assert time.monotonic() - began < 10
 
 
 def test_a_pools_process_that_dies_is_told_in_a_line() -> None:
-    pools = Pools(TINY, 0, ("kinship",))
+    pools = Pools("kinship", TINY, 0)
     try:
         for child in active_children():
             child.kill()
         with pytest.raises(UserError, match="the process that makes the stories has ended"):
-            pools["kinship", 1]
+            pools[1]
     finally:
         pools.close()
     assert active_children() == []
