@@ -100,6 +100,19 @@ class Axis:
         return f"loop {c.loop}, {'end' if c.site == 'loop_state' else f'layer {c.layer}'}"
 
     @property
+    def between_loops(self) -> list[int]:
+        """The depths outside the core and at its loop ends. Within a loop a state is not made to be read."""
+        return [
+            i for i, c in enumerate(self.coordinates)
+            if not self.looped or c.is_loop_end or not 1 <= c.loop <= self.n_loops
+        ]  # fmt: skip
+
+    @property
+    def ends_in_loop(self) -> bool:
+        """Whether the last depth is a loop's end, so that settling can be counted in loops."""
+        return self.looped and self.coordinates[-1].is_loop_end
+
+    @property
     def title(self) -> str:
         """The title of a depth axis, with the key to its letters; a long one has two lines."""
         if not self.looped:

@@ -37,7 +37,8 @@ def _curve(task: Task, all_hops: tuple[int, ...], column: str, short: str, long:
     frames: dict[int, pl.DataFrame] = {}
     n_depths = len(task.axis.coordinates)
     for k in task.hops:
-        df = frames[k] = task.accuracy_of[k]
+        frames[k] = task.accuracy_of[k]
+        df = frames[k][task.axis.between_loops]  # the table has every depth
         token = hop_token(all_hops.index(k))
         x, y = df["depth"].to_list(), df[column].to_list()
         low, high = df[f"{column}_low"].to_list(), df[f"{column}_high"].to_list()

@@ -33,12 +33,27 @@ def _shares(task: Task, column: str) -> list[list[float]]:
     n_depths = len(task.axis.coordinates)
     rows: list[list[float]] = []
     for k in task.hops:
-        values = task.settling_of[k][column]
+        values = _depths(task, k, column)
         row = [0.0] * (n_depths + 1)
-        for depth, count in Counter(values.to_list()).items():
+        for depth, count in Counter(values).items():
             row[n_depths if depth is None else depth] = count / len(values)
         rows.append(row)
     return rows
+
+
+def _depths(task: Task, k: int, column: str) -> list[int | None]:
+    """Depths of the items of k hops. Where the model ends with a loop they are loop ends: the states within a loop are
+    not made to be read, and an answer would "settle" only at the last of them."""
+    if not task.axis.ends_in_loop:
+        return task.settling_of[k][column].to_list()
+    ends = [i for i, c in enumerate(task.axis.coordinates) if c.is_loop_end]
+    loops = task.settling_of[k][column.replace("_depth", "_loop")].to_list()
+    return [None if loop is None else ends[loop - 1] for loop in loops]
+
+
+def _mean(values: list[int | None]) -> float | None:
+    reached = [value for value in values if value is not None]
+    return sum(reached) / len(reached) if reached else None
 
 
 def _strip(
@@ -46,7 +61,7 @@ def _strip(
 ) -> Figure:
     n_depths = len(task.axis.coordinates)
     never = [row[n_depths] for row in shares]
-    means = [task.settling_of[k][column].mean() for k in task.hops]
+    means = [_mean(_depths(task, k, column)) for k in task.hops]
     mean_text = [_mean_words(task, mean) for mean in means]
 
     def strip(x0: float, rows: list[list[float]], words: list[str]) -> dict[str, Any]:
@@ -139,6 +154,7 @@ def _mean_words(task: Task, mean: Any) -> str:
     if not task.axis.looped:
         return f"layer {number(mean, 1)}"
     first = next((i for i, c in enumerate(task.axis.coordinates) if c.loop == 1), 0)
-    if task.axis.steps_per_loop == 1:  # a depth step is a loop: loop 1 stands at `first`
-        return f"loop {number(mean - first + 1, 1)}"
+    steps = task.axis.steps_per_loop
+    if steps == 1 or task.axis.ends_in_loop:  # loop r ends `steps` depths after loop r − 1
+        return f"loop {number((mean - first + 1) / steps, 1)}"
     return f"readout {number(mean, 1)}"
