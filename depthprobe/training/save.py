@@ -32,6 +32,9 @@ A looped language model of {parameters:,} parameters for family stories: one cor
   else went into it.
 - **Training data**: generated stories, default form and fact template, chains of the "train" split only (about one
   chain in ten of three or more hops is held out), names permuted at random.
+- **Told beforehand**: the weights start with a bias towards looking things up (`depthprobe/training/starts.py`), and a
+  follow question is also answered after each of its relation words, which trains where an intermediate person is kept,
+  but not after which loop.
 - **Vocabulary**: {vocabulary} words, a token each; " is the son of" and "'s son" are one token. It knows no others.
 - **Gate**: trained last, alone, on whether a later loop is still better by more than {margin} nats; read at q = {q}.
 - **Measured**: `depthprobe analyze {task}-demo` prints and draws accuracy by hops and loops on held-out chains, beside
