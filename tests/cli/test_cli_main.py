@@ -121,9 +121,9 @@ def test_full_disk_for_real() -> None:
 def test_a_place_one_may_not_write_to(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fail_with(monkeypatch, raising(PermissionError(errno.EACCES, "Permission denied", "/root/x")))
+    fail_with(monkeypatch, raising(PermissionError(errno.EACCES, "Permission denied", "/secret/x")))
     assert cli.main(["doctor"]) == 2
-    assert capsys.readouterr().err == "error: Permission denied (/root/x): choose another place\n"
+    assert capsys.readouterr().err == "error: Permission denied (/secret/x): choose another place\n"
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
