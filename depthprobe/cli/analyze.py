@@ -18,7 +18,8 @@ def command(
         str | None, typer.Argument(help="follow-demo (the default), kinship-demo, smollm2, a folder, or a hub id.")
     ] = None,
     task: Annotated[
-        list[str] | None, typer.Option("--task", help="kinship or follow; may be repeated. Default: both.")
+        list[str] | None,
+        typer.Option("--task", help="kinship or follow; may be repeated. Default: both; of an embedded model its own."),
     ] = None,
     data: Annotated[
         str | None, typer.Option("--data", help="Your own questions: JSON lines or a CLUTRR csv.")
@@ -27,14 +28,17 @@ def command(
         str | None, typer.Option("--hops", help="Hop counts, e.g. 1-6 (the default) or 2,4.")
     ] = None,
     n: Annotated[
-        int | None, typer.Option("--n", help="Stories for each task, each asked at every k. 100.")
+        int | None, typer.Option("--n", help="Stories for each task, each asked at every k. 100; for kinship-demo 400.")
     ] = None,
     split: Annotated[
         str | None, typer.Option("--split", help="Chains of relations: heldout (the default), train or any.")
     ] = None,
     form: Annotated[str | None, typer.Option("--form", help="Form of the question.")] = None,
     template: Annotated[str | None, typer.Option("--template", help="Template of the facts.")] = None,
-    order: Annotated[str | None, typer.Option("--order", help="forward, reverse or shuffled.")] = None,
+    order: Annotated[
+        str | None,
+        typer.Option("--order", help="Of facts: shuffled (the default), forward (for kinship-demo), reverse."),
+    ] = None,
     distractors: Annotated[
         str | None, typer.Option("--distractors", help="none, offchain, branch or decoy.")
     ] = None,

@@ -28,8 +28,12 @@ MOST_HOPS = 8
 DEFAULT_SEED = 1000
 
 
-#: what an embedded model is asked where no task is given: the one that it was trained on
-OWN_TASKS: dict[str, tuple[str, ...]] = {"kinship-demo": ("kinship",), "follow-demo": ("follow",)}
+#: What an embedded model is asked unless told otherwise: the task that it was trained on, told as it was told there.
+#: Of kinship more stories, for there are few distinct beginnings of held-out chains, and intervals count these.
+OWN_DEFAULTS: dict[str, dict[str, Any]] = {
+    "kinship-demo": {"task": ("kinship",), "order": "forward", "n": 400},
+    "follow-demo": {"task": ("follow",)},
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ class AnalyzeConfig:
         split: chains of three or more hops that the package's own models never saw in training ("heldout"),
             those that they may have seen ("train"), or both ("any"). "any" with `data`, and by default where
             all hops are below three: no chain of one or two relations is held out.
-        form, template, order, distractors: of the generated stories; None: the task's own default.
+        form, template, order, distractors: of the generated stories; None: the task's own default. An
+            embedded model has defaults of its own (`OWN_DEFAULTS`).
         device, dtype, revision: for `depthprobe.load`.
         batch_size: items run together; a part of the lens table holds one batch.
         seed: of the stories and of the bootstrap.
@@ -88,8 +93,9 @@ class AnalyzeConfig:
             for name, value in given.items()
             if value is not None
         }
-        if "task" not in values and "data" not in values and (own := OWN_TASKS.get(values.get("model", cls.model))):
-            values["task"] = own
+        own = OWN_DEFAULTS.get(values.get("model", cls.model))
+        if own and "data" not in values and values.get("task", own["task"]) == own["task"]:
+            values = {**own, **values}
         if "data" in values:
             for name in ("task", "form", "template", "order", "distractors", "split"):
                 if name in values:

@@ -7,8 +7,7 @@ stories never shows the same text twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -48,6 +47,29 @@ class Batch:
     story_length: int
     n_questions: int
     prefixes: bool
+
+    def answers_only(self) -> Batch:
+        """The same stories, with the last token of each question alone: Q tokens behind the story and not Q·L.
+
+        That token is told the two before it, so a question of three tokens is still there. Questions of equal lengths.
+        """
+        told, n = self.story_length, self.n_questions
+
+        def cut(x: Tensor) -> Tensor:
+            asked = x[:, told:].unflatten(1, (n, -1))
+            return torch.cat([x[:, :told], asked[:, :, -1]], dim=1)
+
+        if self.prefixes or bool((cut(self.answers)[:, told:] == NONE).any()):
+            raise ValueError("questions of unequal lengths, or with answers before their end")
+        return replace(
+            self,
+            ids=cut(self.ids),
+            positions=cut(self.positions),
+            previous=cut(self.previous),
+            answers=cut(self.answers),
+            nexts=cut(self.nexts),
+            hops=cut(self.hops),
+        )
 
 
 class Pool:
@@ -96,7 +118,6 @@ class Pool:
         if (self.story == tokenizer.unk_token_id).any():
             raise UserError("the stories have words that the tokenizer does not know", remedy="give it their names")
         most = max(len(row) for row in rows)
-        self.counts = np.array([len(row) for row in rows])
         shape = (n, most, length)
         self.ids = np.full(shape, self.pad, dtype=np.int64)
         self.answers, self.hops = np.full(shape, NONE, dtype=np.int64), np.zeros(shape, dtype=np.int64)
@@ -124,14 +145,14 @@ class Pool:
             raise UserError(f"the tokenizer has no single token for '{text}'", remedy="train with family_tokenizer()")
         return token
 
-    def draw(self, rng: np.random.Generator, rows: int) -> Batch:
-        """`rows` stories, `questions` of each (long ones more often), with names permuted."""
+    def draw(self, rng: np.random.Generator, rows: int, longest: int) -> Batch:
+        """`rows` stories, `questions` of up to `longest` hops of each (long ones more often), with names permuted."""
         picks = rng.integers(0, len(self.story), rows)
         asked = np.empty((rows, self.questions), dtype=np.int64)
         for b, pick in enumerate(picks):
-            weights = self.weights[pick].astype(float)
-            asked[b] = rng.choice(len(weights), self.questions, replace=bool(self.counts[pick] < self.questions),
-                                  p=weights / weights.sum())  # fmt: skip
+            weights = np.where(self.weights[pick] <= longest, self.weights[pick], 0)
+            again = bool((weights > 0).sum() < self.questions)
+            asked[b] = rng.choice(len(weights), self.questions, replace=again, p=weights / weights.sum())
         names = np.tile(np.arange(len(self.vocabulary)), (rows, 1))
         order = np.argsort(rng.random((rows, len(self.name_ids))), axis=1)
         for spelling in self.name_ids.T:
@@ -175,18 +196,3 @@ class Pool:
             n_questions=n_questions,
             prefixes=self.prefixes,
         )
-
-
-def ladder_pool(
-    task: str, longest: int, tokenizer: PreTrainedTokenizerFast, n: int, questions: int, seed: int, split: str
-) -> Pool:
-    """A pool of stories for k = 1 … `longest`, in the generator's default form and template.
-
-    Follow at k = 1 has five facts of mixed kinds: with the usual four, all with decoys, relation and person have to be
-    learned at once, and neither is.
-    """
-    settings: dict[str, Any] = {}
-    if task == "follow" and longest == 1:
-        settings = {"n_facts": 5, "distractors": ("offchain", "offchain", "branch", "decoy")}
-    generator = Generator(task, hops=range(1, longest + 1), seed=seed, split=split, **settings)
-    return Pool(generator, tokenizer, n, questions, prefixes=task == "follow")

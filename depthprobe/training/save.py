@@ -16,7 +16,7 @@ from depthprobe.errors import UserError
 from depthprobe.models import LoopedForCausalLM
 
 if TYPE_CHECKING:
-    from depthprobe.training.family_demo import Recipe
+    from depthprobe.training.recipes import Recipe
 
 CARD = """---
 license: apache-2.0
@@ -24,27 +24,31 @@ library_name: depthprobe
 ---
 # {task}-demo
 
-A looped language model of {parameters:,} parameters for family stories: one core of {n_core} layers that runs
-{n_loops} times, width {d}, and an exit gate. It reads stories such as "Bob is the son of Ann. …" and completes
-{completes}, for up to six hops.
+A looped language model of {parameters:,} parameters for family stories: one core of {layers} that runs {n_loops} times,
+width {d}, and an exit gate. It reads stories such as "Bob is the son of Ann. …" and completes {completes}, for up to
+{longest} hops.
 
-- **Made by** `depthprobe train {task}-demo --seed {seed}` (recipe in `depthprobe/training/family_demo.py`); nothing
+- **Made by** `depthprobe train {task}-demo --seed {seed}` (recipe in `depthprobe/training/recipes.py`); nothing
   else went into it.
-- **Training data**: generated stories, default form and fact template, chains of the "train" split only (about one
-  chain in ten of three or more hops is held out), names permuted at random.
-- **Told beforehand**: the weights start with a bias towards looking things up (`depthprobe/training/starts.py`), and a
-  follow question is also answered after each of its relation words, which trains where an intermediate person is kept,
-  but not after which loop.
+- **Training data**: generated stories, default form and fact template, facts in {order} order, chains of the "train"
+  split only (about one chain in ten of three or more hops is held out), names permuted at random.
+- **Told beforehand**: the weights start with a bias towards looking things up (`depthprobe/training/starts.py`){hint}
 - **Vocabulary**: {vocabulary} words, a token each; " is the son of" and "'s son" are one token. It knows no others.
 - **Gate**: trained last, alone, on whether a later loop is still better by more than {margin} nats; read at q = {q}.
 - **Measured**: `depthprobe analyze {task}-demo` prints and draws accuracy by hops and loops on held-out chains, beside
   shortcuts.
-- **Not for**: anything but looking at how depth is used. Other forms, templates and lengths of stories are out of its
-  training.
+- **Not for**: anything but looking at how depth is used. Other forms, templates, orders and lengths of stories are out
+  of its training.
 
 Recipe: `{recipe}`
 """
-COMPLETES = {"kinship": '"Bob is Ann\'s" with a relation', "follow": '"Ann\'s son\'s wife is" with a name'}
+COMPLETES = {"kinship": '"Bob is Ann\'s" with a relation', "follow": "\"Ann's son's wife is\" with a name"}
+HINTS = {
+    "kinship": ".",
+    "follow": """, and a
+  question is also answered after each of its relation words, which trains where an intermediate person is kept, but not
+  after which loop.""",
+}
 
 
 def new_folder(out: Path) -> Path:
@@ -71,7 +75,6 @@ def new_folder(out: Path) -> Path:
 
 
 def save_model(
-    task: str,
     model: LoopedForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     folder: Path,
@@ -85,9 +88,10 @@ def save_model(
     """
     config = model.config
     card = CARD.format(
-        task=task, completes=COMPLETES[task],
-        parameters=sum(p.numel() for p in model.parameters()), n_core=config.n_core, n_loops=config.n_loops,
-        d=config.hidden_size, seed=seed, vocabulary=config.vocab_size, margin=recipe.gate_margin, q=config.exit_q,
+        task=recipe.task, completes=COMPLETES[recipe.task], hint=HINTS[recipe.task], order=recipe.order,
+        parameters=sum(p.numel() for p in model.parameters()), n_loops=config.n_loops, d=config.hidden_size, seed=seed,
+        layers="one layer" if config.n_core == 1 else f"{config.n_core} layers", longest=recipe.longest,
+        vocabulary=config.vocab_size, margin=recipe.gate_margin, q=config.exit_q,
         recipe=json.dumps(dataclasses.asdict(recipe)),
     )  # fmt: skip
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -5,10 +5,10 @@ not whose: matching one of 96 names in two roles is slow to appear. Four biases 
 none of them says anything about loops, hops or answers, and training is free to undo each:
 
 * queries and keys start equal, so that a token first attends to tokens that share its content;
-* values pass through the output projection (a little) unchanged, so that what is attended to can be copied;
+* values pass through the output projection (in part) unchanged, so that what is attended to can be copied;
 * the mixed-in embeddings of the previous tokens keep part of their own direction, and a word that names a relation in
   one spelling starts near the same relation in the others (" son", "'s son", " is the son of");
-* two heads of the first core layer start by attending one token back.
+* where asked for, two heads of the first core layer start by attending one token back.
 """
 
 from __future__ import annotations
@@ -23,13 +23,19 @@ from depthprobe.tasks.names import NAMES
 
 SHARE = 0.7  # of a direction that is kept, or shared between spellings
 SHARPER = 1.3  # queries and keys, against the initializer range
-COPY = 0.1  # strength of the copying start
 BACK = 6.0  # strength of the look one token back
 
 
 @torch.no_grad()
-def start_associative(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Set the start described above, in place. The model is freshly initialised, with attention biases and a mix."""
+def start_associative(
+    model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerFast, copy: float, look_back: bool
+) -> None:
+    """Set the start described above, in place. The model is freshly initialised, with attention biases and a mix.
+
+    Args:
+        copy: strength of the copying start: the output projection is so much of the values', transposed.
+        look_back: whether two heads start by attending one token back.
+    """
     config = model.config
     d = config.hidden_size
     assert model.mix is not None and model.gate is not None
@@ -51,8 +57,10 @@ def start_associative(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerFa
         block.mlp_down.weight.zero_()
         block.qkv.weight[:q].mul_(SHARPER)
         block.qkv.weight[q : q + kv].copy_(block.qkv.weight[:q])
-        block.out.weight.copy_(COPY * block.qkv.weight[q + kv :].T)
+        block.out.weight.copy_(copy * block.qkv.weight[q + kv :].T)
 
+    if not look_back:
+        return
     # score of a biased head ∝ Σ_f cos(f · (distance − 1)), over the two fastest frequencies
     first_block, half = model.core[0], config.rotary_dim // 2
     assert isinstance(first_block, Block)

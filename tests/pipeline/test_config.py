@@ -53,6 +53,14 @@ def test_defaults_and_kinds() -> None:
     assert AnalyzeConfig.of({"model": "kinship-demo"}).task == ("kinship",)
     assert AnalyzeConfig.of({"model": "kinship-demo", "task": "follow"}).task == ("follow",)
     assert AnalyzeConfig.of({"model": "somewhere"}).task == ("kinship", "follow")
+    kinship = AnalyzeConfig.of({"model": "kinship-demo"})  # and told as it was trained
+    assert (kinship.order, kinship.n) == ("forward", 400)
+    other = AnalyzeConfig.of({"model": "kinship-demo", "order": "shuffled", "n": 7})
+    assert (other.task, other.order, other.n) == (("kinship",), "shuffled", 7)
+    data = AnalyzeConfig.of({"model": "kinship-demo", "data": "mine.jsonl"})
+    assert (data.task, data.order, data.n) == ((), None, None)
+    assert AnalyzeConfig.of({"model": "kinship-demo", "task": "kinship"}) == kinship
+    assert AnalyzeConfig.of({}).order is None
     assert AnalyzeConfig.of({"task": ["follow", "kinship", "follow"]}).task == ("kinship", "follow")
     assert AnalyzeConfig.of({"hops": [3, 1]}).hops == (1, 3)
     assert AnalyzeConfig.of({"hops": 4}).hops == (4,)

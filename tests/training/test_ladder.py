@@ -1,15 +1,16 @@
-"""The hop ladder: when a task goes on, and what it is asked."""
+"""The hop ladder: when training goes on, and what is asked."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
-import pytest
 import torch
 
-from depthprobe.training.family_demo import Ladder, Recipe
+from depthprobe.training.ladder import Ladder
+from depthprobe.training.recipes import FOLLOW, KINSHIP
 
-RECIPE = Recipe(longest=3, pass_mark=0.9, patience=10**6, first_patience=10**6)
-TASKS = ("kinship", "follow")
+RECIPE = replace(FOLLOW, longest=3, pass_mark=0.9, patience=10**6)
 
 
 def note(ladder: Ladder, k: int, share: float, steps: int = 1) -> None:
@@ -18,18 +19,16 @@ def note(ladder: Ladder, k: int, share: float, steps: int = 1) -> None:
         ladder.note(torch.arange(10) < round(10 * share), torch.full((10,), k))
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_it_goes_on_when_the_running_share_passes_the_mark(task: str) -> None:
-    ladder = Ladder(task, RECIPE)
+def test_it_goes_on_when_the_running_share_passes_the_mark() -> None:
+    ladder = Ladder(RECIPE)
     note(ladder, 1, 1.0, steps=44)  # 1 − 0.95⁴⁴ = 0.895
     assert ladder.rung == 1 and abs(ladder.right[1] - (1 - 0.95**44)) < 1e-6
     note(ladder, 1, 1.0)
     assert ladder.rung == 2 and ladder.since == 0
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_only_the_present_rung_counts_and_the_last_one_stays(task: str) -> None:
-    ladder = Ladder(task, RECIPE)
+def test_only_the_present_rung_counts_and_the_last_one_stays() -> None:
+    ladder = Ladder(RECIPE)
     note(ladder, 2, 1.0, steps=60)
     assert ladder.rung == 1
     note(ladder, 1, 1.0, steps=60)
@@ -39,42 +38,48 @@ def test_only_the_present_rung_counts_and_the_last_one_stays(task: str) -> None:
 
 
 def test_hops_are_noted_apart() -> None:
-    ladder = Ladder("follow", RECIPE)
+    ladder = Ladder(RECIPE)
     ladder.note(torch.tensor([True, False, True, True, True]), torch.tensor([1, 1, 2, 2, 0]))  # 0: not counted
     assert [round(ladder.right[k], 6) for k in (1, 2, 3)] == [0.025, 0.05, 0.0]
     ladder.note(torch.tensor([True]), torch.tensor([1]))
     assert str(ladder) == "0.07 0.05 0.00"
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_patience_helps_kinship_on_and_follow_off_its_first_rung(task: str) -> None:
-    ladder = Ladder(task, Recipe(longest=3, pass_mark=0.9, patience=30, first_patience=30))
-    note(ladder, 1, 0.8, steps=30)
-    assert ladder.rung == 1
-    note(ladder, 1, 0.8)  # 0.8 · (1 − 0.95³¹) = 0.64
-    assert ladder.rung == 2
-    note(ladder, 2, 0.8, steps=99)
-    assert ladder.rung == (3 if task == "kinship" else 2)  # follow has to pass every other rung
+def test_patience_helps_on_from_the_rungs_that_it_is_meant_for() -> None:
+    for patient, expected in ((3, 3), (1, 2)):
+        recipe = replace(RECIPE, patience=30, patient_rungs=patient, patient_level=0.6)
+        ladder = Ladder(recipe)
+        note(ladder, 1, 0.8, steps=30)
+        assert ladder.rung == 1
+        note(ladder, 1, 0.8)  # 0.8 · (1 − 0.95³¹) = 0.64
+        assert ladder.rung == 2
+        note(ladder, 2, 0.8, steps=99)
+        assert ladder.rung == expected  # every other rung has to be passed
 
 
 def test_patience_waits_for_some_right_answers() -> None:
-    ladder = Ladder("kinship", Recipe(longest=3, pass_mark=0.9, patience=20))
+    ladder = Ladder(replace(KINSHIP, longest=3, first_rung=1, patience=20))
     note(ladder, 1, 0.3, steps=99)
     assert ladder.rung == 1
 
 
-def test_forgetting_begins_with_follow_and_once_one_hop_is_learned() -> None:
-    for task in TASKS:
-        ladder = Ladder(task, RECIPE)
-        note(ladder, 1, 1.0, steps=52)  # 1 − 0.95⁵² = 0.931
-        note(ladder, 1, 0.0, steps=9)
-        assert ladder.forgetting == (task == "follow")  # and stays
+def test_one_hop_once_learned_stays_so() -> None:
+    ladder = Ladder(RECIPE)
+    note(ladder, 1, 1.0, steps=51)
+    assert not ladder.one_hop
+    note(ladder, 1, 1.0)  # 1 − 0.95⁵² = 0.931
+    note(ladder, 1, 0.0, steps=9)
+    assert ladder.one_hop
 
 
 def test_draws_are_mostly_of_the_present_rung_and_never_above() -> None:
-    ladder, rng = Ladder("follow", RECIPE), np.random.default_rng(0)
+    ladder, rng = Ladder(RECIPE), np.random.default_rng(0)
     assert {ladder.draw(rng) for _ in range(50)} == {1}
     ladder.rung = 3
     drawn = np.bincount([ladder.draw(rng) for _ in range(4000)], minlength=5)
     assert drawn[0] == drawn[4] == 0
     np.testing.assert_allclose(drawn[1:4] / 4000, [0.1, 0.1, 0.8], atol=0.03)
+
+
+def test_a_ladder_may_begin_above_one_hop() -> None:
+    assert Ladder(KINSHIP).rung == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,9 @@ from depthprobe.models.masks import build_mask
 from depthprobe.training.family_demo import loop_states
 from depthprobe.training.family_tokenizer import family_tokenizer
 from depthprobe.training.packed import PackedAttend
-from depthprobe.training.packing import Pool, ladder_pool
+from depthprobe.training.packing import Pool
+from depthprobe.training.pools import make_pool
+from depthprobe.training.recipes import RECIPES
 
 WORDS = family_tokenizer()
 
@@ -23,7 +27,7 @@ WORDS = family_tokenizer()
 @pytest.fixture(scope="module", params=["kinship", "follow"])
 def pool(request: pytest.FixtureRequest) -> Pool:
     """Questions of one to three hops, so of several lengths."""
-    return ladder_pool(request.param, 3, WORDS, n=3, questions=5, seed=4, split="train")
+    return make_pool(3, replace(RECIPES[request.param], stories=3, questions=5), 4)
 
 
 def blocks(told: int, n: int, length: int) -> Tensor:
@@ -74,7 +78,7 @@ def test_a_packed_question_is_what_it_would_be_alone(pool: Pool, kv_heads: int, 
         input_injection="add", initializer_range=0.3,
     )  # fmt: skip
     model = LoopedForCausalLM(config).eval()
-    batch = pool.draw(np.random.default_rng(2), 2)
+    batch = pool.draw(np.random.default_rng(2), 2, 3)
     told = batch.story_length
     length = (batch.ids.shape[1] - told) // batch.n_questions
     with torch.no_grad():
@@ -96,7 +100,7 @@ def test_a_packed_question_is_what_it_would_be_alone(pool: Pool, kv_heads: int, 
 def test_forgetting_takes_previous_tokens_from_questions_only(pool: Pool) -> None:
     config = LoopedConfig(vocab_size=len(WORDS), hidden_size=8, n_core=1, n_loops=1, n_previous_tokens=2)
     model = LoopedForCausalLM(config)
-    batch = pool.draw(np.random.default_rng(0), 1)
+    batch = pool.draw(np.random.default_rng(0), 1, 3)
     seen: list[Tensor] = []
     embed = model.embed
     model.embed = lambda ids, previous=None: seen.append(previous) or embed(ids, previous)  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from depthprobe.tasks.generate import Generator
 from depthprobe.tasks.solver import Knowledge
 from depthprobe.tasks.splits import split_of
 from depthprobe.training.family_tokenizer import family_tokenizer
-from depthprobe.training.packing import NONE, Batch, Pool, ladder_pool
+from depthprobe.training.packing import NONE, Batch, Pool
+from depthprobe.training.pools import make_pool
+from depthprobe.training.recipes import RECIPES
 
 WORDS = family_tokenizer()
 Facts = list[tuple[str, str, str]]
@@ -22,12 +25,12 @@ Facts = list[tuple[str, str, str]]
 @pytest.fixture(scope="module", params=[("kinship", 4), ("follow", 4), ("kinship", 1), ("follow", 1)], ids=str)
 def made(request: pytest.FixtureRequest) -> tuple[str, int, Pool]:
     task, longest = request.param
-    return task, longest, ladder_pool(task, longest, WORDS, n=4, questions=5, seed=7, split="train")
+    return task, longest, make_pool(longest, replace(RECIPES[task], stories=4, questions=5), 7)
 
 
 @pytest.fixture
 def batch(made: tuple[str, int, Pool]) -> Batch:
-    return made[2].draw(np.random.default_rng(3), 5)
+    return made[2].draw(np.random.default_rng(3), 5, made[1])
 
 
 def slots(batch: Batch) -> list[tuple[int, slice]]:
@@ -111,7 +114,7 @@ def test_positions_and_previous_tokens_are_those_of_a_question_alone(batch: Batc
 
 def test_a_story_comes_back_under_other_names(made: tuple[str, int, Pool]) -> None:
     pool = made[2]
-    batch = pool.draw(np.random.default_rng(0), 24)  # of four stories: each several times
+    batch = pool.draw(np.random.default_rng(0), 24, made[1])  # of four stories: each several times
     stories = {WORDS.decode(row[: batch.story_length]) for row in batch.ids}
     assert len(stories) == 24
     unnamed = {re.sub(r"[A-Z]\w+", "X", story) for story in stories}
@@ -119,8 +122,35 @@ def test_a_story_comes_back_under_other_names(made: tuple[str, int, Pool]) -> No
 
 
 def test_the_same_seed_draws_the_same_batch(made: tuple[str, int, Pool]) -> None:
-    first, second = (made[2].draw(np.random.default_rng(5), 2) for _ in range(2))
+    first, second = (made[2].draw(np.random.default_rng(5), 2, made[1]) for _ in range(2))
     assert first.ids.equal(second.ids) and first.answers.equal(second.answers)
+
+
+@pytest.mark.parametrize("task", ["kinship", "follow"])
+def test_questions_are_of_no_more_hops_than_asked_for(task: str) -> None:
+    pool = make_pool(4, replace(RECIPES[task], stories=4, questions=6), 7)
+    for longest in (1, 2, 4):
+        assert int(pool.draw(np.random.default_rng(1), 8, longest).hops.max()) == longest
+
+
+def test_answers_only_keeps_each_questions_last_token_as_it_was() -> None:
+    pool = make_pool(4, replace(RECIPES["kinship"], stories=4, questions=6), 7)
+    whole = pool.draw(np.random.default_rng(2), 3, 4)
+    short = whole.answers_only()
+    told, n = whole.story_length, whole.n_questions
+    assert short.ids.shape == (3, told + n) and (short.story_length, short.n_questions) == (told, n)
+    for kind in ("ids", "previous", "answers", "nexts", "hops"):
+        before, after = getattr(whole, kind), getattr(short, kind)
+        assert after[:, :told].equal(before[:, :told]), kind
+        assert after[:, told:].equal(before[:, [told + 3 * i + 2 for i in range(n)]]), kind
+    assert short.positions.tolist() == [[*range(told), *[told + 2] * n]]
+    assert bool((short.answers[:, told:] != NONE).all())
+
+
+def test_answers_only_refuses_what_it_would_lose() -> None:
+    pool = make_pool(3, replace(RECIPES["follow"], stories=2, questions=4), 7)
+    with pytest.raises(ValueError, match="unequal lengths"):
+        pool.draw(np.random.default_rng(2), 2, 3).answers_only()
 
 
 def test_what_a_pool_cannot_be_made_of_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ import depthprobe
 from depthprobe.errors import UserError
 from depthprobe.models import LoopedForCausalLM
 from depthprobe.models.embedded import FILES
-from depthprobe.training.family_demo import Recipe, demo_config
 from depthprobe.training.family_tokenizer import family_tokenizer
+from depthprobe.training.recipes import FOLLOW, demo_config
 from depthprobe.training.save import new_folder, save_model
 
 WORDS = family_tokenizer()
@@ -23,13 +24,13 @@ WORDS = family_tokenizer()
 @pytest.fixture(scope="module")
 def model() -> LoopedForCausalLM:
     torch.manual_seed(0)
-    return LoopedForCausalLM(demo_config(WORDS)).eval()
+    return LoopedForCausalLM(demo_config(FOLLOW, WORDS)).eval()
 
 
 def test_what_is_saved_is_what_loads(tmp_path: Path, model: LoopedForCausalLM) -> None:
     folder = new_folder(tmp_path / "models" / "demo")
     assert list(tmp_path.iterdir()) == []  # a check makes nothing
-    save_model("follow", model, WORDS, folder, 7, Recipe(gate_margin=0.125))
+    save_model(model, WORDS, folder, 7, replace(FOLLOW, gate_margin=0.125))
     assert [path.name for path in folder.parent.iterdir()] == ["demo"]
     assert {path.name for path in folder.iterdir()} >= set(FILES)
     assert folder.stat().st_mode & 0o777 == 0o755
@@ -64,7 +65,7 @@ def test_what_is_interrupted_leaves_nothing(tmp_path: Path, model: LoopedForCaus
     (tmp_path / "empty").mkdir()
     for name in ("empty", "new"):
         with pytest.raises(type(error)):
-            save_model("follow", model, broken, tmp_path / name, 0, Recipe())
+            save_model(model, broken, tmp_path / name, 0, FOLLOW)
     assert [path.name for path in tmp_path.iterdir()] == ["empty"] and not any((tmp_path / "empty").iterdir())
 
 
@@ -73,7 +74,7 @@ def test_an_hours_work_is_kept_when_its_place_was_taken_meanwhile(tmp_path: Path
     folder.mkdir()
     (folder / "theirs").touch()
     with pytest.raises(UserError, match="it is whole in") as caught:
-        save_model("follow", model, WORDS, folder, 0, Recipe())
+        save_model(model, WORDS, folder, 0, FOLLOW)
     kept = Path(re.search(r"whole in (\S+): move it", str(caught.value))[1])  # type: ignore[index]
     assert {path.name for path in kept.iterdir()} >= set(FILES)
     assert [path.name for path in folder.iterdir()] == ["theirs"]
@@ -83,6 +84,6 @@ def test_an_empty_folder_and_a_link_to_one_can_be_named(tmp_path: Path, model: L
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     folder = new_folder(tmp_path / "link")
-    save_model("follow", model, WORDS, folder, 0, Recipe())
+    save_model(model, WORDS, folder, 0, FOLLOW)
     assert (tmp_path / "link").is_symlink() and (tmp_path / "link" / "config.json").is_file()
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "link"}

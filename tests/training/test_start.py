@@ -10,9 +10,9 @@ from depthprobe.models import LoopedForCausalLM
 from depthprobe.models.core import Block, Rotary
 from depthprobe.tasks.kinship import RELATIONS
 from depthprobe.tasks.names import NAMES
-from depthprobe.training.family_demo import demo_config
 from depthprobe.training.family_tokenizer import family_tokenizer
-from depthprobe.training.starts import BACK, COPY, SHARE, start_associative
+from depthprobe.training.recipes import FOLLOW, KINSHIP, Recipe, demo_config
+from depthprobe.training.starts import BACK, SHARE, start_associative
 
 WORDS = family_tokenizer()
 
@@ -20,8 +20,8 @@ WORDS = family_tokenizer()
 @pytest.fixture(scope="module")
 def model() -> LoopedForCausalLM:
     torch.manual_seed(0)
-    made = LoopedForCausalLM(demo_config(WORDS))
-    start_associative(made, WORDS)
+    made = LoopedForCausalLM(demo_config(FOLLOW, WORDS))
+    start_associative(made, WORDS, 0.1, look_back=True)
     return made
 
 
@@ -29,16 +29,17 @@ def blocks(model: LoopedForCausalLM) -> list[Block]:
     return [block for block in model.core if isinstance(block, Block)]
 
 
-def test_the_model_has_the_size_that_is_told(model: LoopedForCausalLM) -> None:
-    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 2) == 0.46
-    assert model.config.n_loops == 8 and len(blocks(model)) == 2
+@pytest.mark.parametrize(("recipe", "millions"), [(KINSHIP, 0.58), (FOLLOW, 0.46)])
+def test_the_models_have_the_size_that_is_told(recipe: Recipe, millions: float) -> None:
+    made = LoopedForCausalLM(demo_config(recipe, WORDS))
+    assert round(sum(p.numel() for p in made.parameters()) / 1e6, 2) == millions
 
 
 def test_queries_equal_keys_and_values_pass_through(model: LoopedForCausalLM) -> None:
     for block in blocks(model):
         q, k, v = block.qkv.weight.chunk(3)
         assert torch.equal(q, k) and q.std() > v.std()
-        assert torch.equal(block.out.weight, COPY * v.T)
+        assert torch.equal(block.out.weight, 0.1 * v.T)
         through = block.out.weight @ v  # of what is attended to, onto itself
         assert F.cosine_similarity(through.flatten(), torch.eye(128).flatten(), dim=0) > 0.5
         assert not block.mlp_down.weight.any()
@@ -63,6 +64,15 @@ def test_spellings_of_a_word_start_near_each_other_and_no_others_do(model: Loope
     same = torch.tensor([[a[0] == b[0] for b in pairs] for a in pairs])
     assert alike[same].min() > 0.4 > alike[~same].abs().max() / 1.25
     assert alike[~same].abs().mean() < 0.1
+
+
+def test_strength_of_the_copy_and_no_look_back_are_options() -> None:
+    torch.manual_seed(0)
+    made = LoopedForCausalLM(demo_config(KINSHIP, WORDS))
+    start_associative(made, WORDS, 0.5, look_back=False)
+    (block,) = blocks(made)
+    assert torch.equal(block.out.weight, 0.5 * block.qkv.weight.chunk(3)[2].T)
+    assert not block.qkv.bias.any()
 
 
 def test_two_heads_look_one_token_back_and_the_others_nowhere(model: LoopedForCausalLM) -> None:
