@@ -22,13 +22,13 @@ def _recipes() -> None:
 
 @app.command("kinship-demo")
 def kinship_demo(out: _Out, seed: _Seed = 0, steps: _Steps = None, threads: _Threads = 1) -> None:
-    """A looped model (0.58 M parameters, 8 loops) of the kinship task: well under an hour on two CPU cores."""
+    """A looped model (0.58 M parameters, 8 loops) of the kinship task: about 20 minutes of a core."""
     _train("kinship", out, seed, steps, threads)
 
 
 @app.command("follow-demo")
 def follow_demo(out: _Out, seed: _Seed = 0, steps: _Steps = None, threads: _Threads = 1) -> None:
-    """A looped model (0.46 M parameters, 8 loops) of the follow task: well under an hour on two CPU cores."""
+    """A looped model (0.46 M parameters, 8 loops) of the follow task: about half an hour of a core."""
     _train("follow", out, seed, steps, threads)
 
 

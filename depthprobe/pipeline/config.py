@@ -35,6 +35,10 @@ OWN_DEFAULTS: dict[str, dict[str, Any]] = {
     "follow-demo": {"task": ("follow",)},
 }
 
+#: Facts of every story that a model was trained on, in the task it was trained on: of a ladder with fewer rungs the
+#: stories stay so long.
+OWN_LENGTHS: dict[tuple[str, str], int] = {("kinship-demo", "kinship"): 6}
+
 
 @dataclass(frozen=True)
 class AnalyzeConfig:
@@ -50,7 +54,7 @@ class AnalyzeConfig:
             those that they may have seen ("train"), or both ("any"). "any" with `data`, and by default where
             all hops are below three: no chain of one or two relations is held out.
         form, template, order, distractors: of the generated stories; None: the task's own default. An
-            embedded model has defaults of its own (`OWN_DEFAULTS`).
+            embedded model that is asked its own task alone has defaults of its own (`OWN_DEFAULTS`).
         device, dtype, revision: for `depthprobe.load`.
         batch_size: items run together; a part of the lens table holds one batch.
         seed: of the stories and of the bootstrap.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from depthprobe.errors import UserError
-from depthprobe.pipeline.config import AnalyzeConfig
+from depthprobe.pipeline.config import OWN_LENGTHS, AnalyzeConfig
 from depthprobe.tasks.generate import Generator
 from depthprobe.tasks.io import read_data
 from depthprobe.tasks.items import Item
@@ -24,14 +24,20 @@ def questions(config: AnalyzeConfig, *, remark: Callable[[str], None] | None = N
     """Items in a fixed order: story by story, and within one by hops.
 
     Args:
-        remark: is called with a line for each row of a data file that is left out.
+        remark: is called with a line for each row of a data file that is left out, and where stories are longer than
+            those that an embedded model was trained on.
 
     Raises:
         UserError: a setting that no story can meet, or a data file that is missing, malformed or has no such
             items.
     """
     if config.data is None:
-        return [item for task in config.task for item in _generator(config, task).items(config.n or 1)]
+        return [
+            item
+            for task in config.task
+            for item in _generator(config, task, remark).items(config.n or 1)
+            if item.hops in config.hops
+        ]
     items = read_data(config.data, remark=remark)
     if config.hops:
         kept = [item for item in items if item.hops in config.hops]
@@ -46,7 +52,12 @@ def questions(config: AnalyzeConfig, *, remark: Callable[[str], None] | None = N
     return items
 
 
-def _generator(config: AnalyzeConfig, task: str) -> Generator:
+def _generator(config: AnalyzeConfig, task: str, remark: Callable[[str], None] | None) -> Generator:
+    hops = config.hops
+    if length := OWN_LENGTHS.get((config.model, task)):
+        if max(hops) > length and remark is not None:
+            remark(f"{config.model} has seen stories of {length} facts, and is asked in stories of {max(hops)}")
+        hops = tuple(range(1, max(length, *hops) + 1))
     split = None if config.split == "any" else config.split
     settings: dict[str, Any] = {
         "orders": config.order,
@@ -55,7 +66,7 @@ def _generator(config: AnalyzeConfig, task: str) -> Generator:
         "form": config.form,
     }
     given = {name: value for name, value in settings.items() if value is not None}
-    return Generator(task, hops=config.hops, split=split, seed=config.seed, **given)
+    return Generator(task, hops=hops, split=split, seed=config.seed, **given)
 
 
 def digest(items: Sequence[Item]) -> str:

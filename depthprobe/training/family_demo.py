@@ -49,7 +49,7 @@ def loop_states(model: LoopedForCausalLM, batch: Batch, n_loops: int, forget: fl
 def train(
     recipe: Recipe, seed: int, say: Callable[[str], None] = print
 ) -> tuple[LoopedForCausalLM, PreTrainedTokenizerFast]:
-    """Train a model from scratch, in well under an hour on two CPU cores (one makes stories, then idles).
+    """Train a model from scratch, in under half an hour of one core; another makes stories at first.
 
     The same seed, recipe, versions and kind of processor give the same weights.
     """
@@ -77,6 +77,8 @@ def _climb(
     say: Callable[[str], None],
 ) -> None:
     optimisers = _optimisers(model, recipe)
+    if not pools.ready(ladder.rung):
+        say(f"making {recipe.stories:,} stories")
     n_loops, began = model.config.n_loops, time.monotonic()
     for step in range(recipe.steps):
         done = step / recipe.steps

@@ -51,7 +51,11 @@ class Batch:
     def answers_only(self) -> Batch:
         """The same stories, with the last token of each question alone: Q tokens behind the story and not Q·L.
 
-        That token is told the two before it, so a question of three tokens is still there. Questions of equal lengths.
+        That token is told the two before it, so a question of three tokens is still there.
+
+        Raises:
+            ValueError: questions of unequal lengths or of more tokens than the last one is told of, or beginnings that
+                are answered too.
         """
         told, n = self.story_length, self.n_questions
 
@@ -59,8 +63,13 @@ class Batch:
             asked = x[:, told:].unflatten(1, (n, -1))
             return torch.cat([x[:, :told], asked[:, :, -1]], dim=1)
 
-        if self.prefixes or bool((cut(self.answers)[:, told:] == NONE).any()):
-            raise ValueError("questions of unequal lengths, or with answers before their end")
+        answered = (self.answers[:, told:] != NONE).unflatten(1, (n, -1))
+        if answered.shape[-1] > 1 + self.previous.shape[-1]:
+            raise ValueError("questions of more tokens than the last one is told of")
+        if not bool(answered[..., -1].all()):
+            raise ValueError("questions of unequal lengths")
+        if bool(answered[..., :-1].any()):
+            raise ValueError("questions with answers before their end")
         return replace(
             self,
             ids=cut(self.ids),

@@ -1,4 +1,4 @@
-"""The stories of a training run, made in a process of their own while the first ones are already learned from."""
+"""The stories of a training run, made in another process; those of later rungs while earlier ones are learned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from depthprobe.training.recipes import Recipe
 
 
 class Pools:
-    """The pool of every longest k, made one after the other in a process of their own.
+    """The pool of every longest k, or one for all of them (`one_length`), made in a process of their own.
 
     That process is deaf to Ctrl-C, which is the trainer's to act on; it ends with `close`, or when the trainer is gone.
     """
@@ -55,6 +55,10 @@ class Pools:
                 remedy="see that there is memory for it; a script calls `train` under `if __name__ == '__main__':`",
             ) from error
 
+    def ready(self, longest: int) -> bool:
+        """Whether `self[longest]` would come at once."""
+        return self._made[self._one or longest].done()
+
     def close(self) -> None:
         """End the process at once, whatever it still has to make."""
         for process in self._processes:
@@ -63,9 +67,9 @@ class Pools:
 
 
 def make_pool(longest: int, recipe: Recipe, seed: int) -> Pool:
-    """The training pool of one longest k, of chains of the "train" split, in the default form and template.
+    """The training pool of one longest k: chains of the "train" split, in the default form and template.
 
-    Seeds of the generator are apart from analysis' default.
+    Where stories are of `one_length`, the longest k of all. Seeds of the generator are apart from analysis' default.
     """
     generator = Generator(recipe.task, hops=range(1, longest + 1), orders=recipe.order, split="train", seed=seed)
     return Pool(generator, family_tokenizer(), recipe.stories, recipe.questions, prefixes=recipe.task == "follow")

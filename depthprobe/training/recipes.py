@@ -13,7 +13,7 @@ from depthprobe.training.family_tokenizer import END, PAD
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides what comes out, next to the seed.
+    """What the recipes of the two models differ in, or might; next to the seed.
 
     Attributes:
         task: "kinship" or "follow".
@@ -23,7 +23,7 @@ class Recipe:
         copy, look_back: of `starts.start_associative`.
         steps: optimiser steps, a batch each.
         rows, questions: stories in a batch, and questions behind each.
-        stories: how many are made: of each longest k for follow, of the longest alone for kinship.
+        stories: how many are made, of each longest k or once for all (`one_length`).
         order: of the facts in a story, as in `Generator`.
         one_length: whether all stories are as long as the longest k needs, from the first rung on; else a rung's
             stories are as long as its k needs.
@@ -33,12 +33,13 @@ class Recipe:
         cool: share of the steps at the end over which the learning rates fall to 0.
         pass_mark: running share of right answers at k hops with which training goes on to k + 1.
         patience: steps on one rung after which it goes on all the same, on rungs up to `patient_rungs` and if
-            `patient_level` of the answers are right.
+            `patient_level` of the answers are right. With `patient_rungs` 0 every rung has to be passed.
         every_loop: share of the answers' loss that is read after every loop alike (the rest is read after the last
             one alone), while climbing and afterwards.
         answers_only: while climbing, feed only a question's last token (which is told the two before it).
         forget: share of a question's tokens that are not told their previous tokens, once one hop is learned: the only
             way to the person before is then the state of the token before, which is also the way of every further hop.
+            It fades to none over the first three quarters of the steps.
         language: weight of the next-token loss beside the answers'.
         matrix_lr, other_lr: of Muon (torch's, matched to AdamW's update size) and of AdamW.
         gate_batches, gate_margin: batches of frozen states for the gate, and by how much (nats) a later loop has to be
@@ -83,7 +84,9 @@ class Recipe:
 
 #: Kinship: one layer, whose loops have to fetch one fact after the other. Stories are six facts long from the start: in
 #: a story of three facts the answer at three hops can be guessed from all relations that there are, and what that
-#: teaches is hard to unlearn. Every loop is read alike from the start.
+#: teaches is hard to unlearn. Facts stand in the order of the chain: shuffled, a narrower model had 0.58 at six hops
+#: after 6,000 steps, and in order 0.76 after 3,000. A question is told whole to its last token, so the others are left
+#: out while climbing. Every loop is read alike from the start.
 KINSHIP = Recipe(
     task="kinship",
     width=192, layers=1, heads=6, mlp=512, norm_per_loop=False, input_injection="none",

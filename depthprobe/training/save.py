@@ -8,15 +8,12 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerFast
 
 from depthprobe.errors import UserError
 from depthprobe.models import LoopedForCausalLM
-
-if TYPE_CHECKING:
-    from depthprobe.training.recipes import Recipe
+from depthprobe.training.recipes import Recipe
 
 CARD = """---
 license: apache-2.0
@@ -25,18 +22,19 @@ library_name: depthprobe
 # {task}-demo
 
 A looped language model of {parameters:,} parameters for family stories: one core of {layers} that runs {n_loops} times,
-width {d}, and an exit gate. It reads stories such as "Bob is the son of Ann. …" and completes {completes}, for up to
-{longest} hops.
+width {d}, and an exit gate. It reads stories such as "Bob is the son of Ann. …" and completes
+{completes}, for up to {longest} hops.
 
 - **Made by** `depthprobe train {task}-demo --seed {seed}` (recipe in `depthprobe/training/recipes.py`); nothing
   else went into it.
-- **Training data**: generated stories, default form and fact template, facts in {order} order, chains of the "train"
-  split only (about one chain in ten of three or more hops is held out), names permuted at random.
+- **Training data**: generated stories of {facts}, default form and fact template,
+  facts in {order} order, chains of the "train" split only (about one chain in ten of three or more hops is held out),
+  names permuted at random.
 - **Told beforehand**: the weights start with a bias towards looking things up (`depthprobe/training/starts.py`){hint}
 - **Vocabulary**: {vocabulary} words, a token each; " is the son of" and "'s son" are one token. It knows no others.
 - **Gate**: trained last, alone, on whether a later loop is still better by more than {margin} nats; read at q = {q}.
-- **Measured**: `depthprobe analyze {task}-demo` prints and draws accuracy by hops and loops on held-out chains, beside
-  shortcuts.
+- **Measured**: `depthprobe analyze FOLDER --task {task} --order {order} --n {n}` prints and draws accuracy by hops and
+  loops on held-out chains, beside shortcuts; `depthprobe analyze {task}-demo` does for the model in the package.
 - **Not for**: anything but looking at how depth is used. Other forms, templates, orders and lengths of stories are out
   of its training.
 
@@ -49,6 +47,20 @@ HINTS = {
   question is also answered after each of its relation words, which trains where an intermediate person is kept, but not
   after which loop.""",
 }
+
+
+def card(model: LoopedForCausalLM, seed: int, recipe: Recipe) -> str:
+    """The model card, Markdown."""
+    config = model.config
+    return CARD.format(
+        task=recipe.task, completes=COMPLETES[recipe.task], hint=HINTS[recipe.task], order=recipe.order,
+        facts=f"{recipe.longest} facts" if recipe.one_length else "as many facts as their longest question needs",
+        n=400 if recipe.task == "kinship" else 100,
+        parameters=sum(p.numel() for p in model.parameters()), n_loops=config.n_loops, d=config.hidden_size, seed=seed,
+        layers="one layer" if config.n_core == 1 else f"{config.n_core} layers", longest=recipe.longest,
+        vocabulary=config.vocab_size, margin=recipe.gate_margin, q=config.exit_q,
+        recipe=json.dumps(dataclasses.asdict(recipe)),
+    )  # fmt: skip
 
 
 def new_folder(out: Path) -> Path:
@@ -86,20 +98,13 @@ def save_model(
     Raises:
         UserError: `folder` was filled meanwhile; the model is kept, whole, under the temporary name that is told.
     """
-    config = model.config
-    card = CARD.format(
-        task=recipe.task, completes=COMPLETES[recipe.task], hint=HINTS[recipe.task], order=recipe.order,
-        parameters=sum(p.numel() for p in model.parameters()), n_loops=config.n_loops, d=config.hidden_size, seed=seed,
-        layers="one layer" if config.n_core == 1 else f"{config.n_core} layers", longest=recipe.longest,
-        vocabulary=config.vocab_size, margin=recipe.gate_margin, q=config.exit_q,
-        recipe=json.dumps(dataclasses.asdict(recipe)),
-    )  # fmt: skip
+    text = card(model, seed, recipe)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        (temporary / "README.md").write_text(card, encoding="utf-8")
+        (temporary / "README.md").write_text(text, encoding="utf-8")
         temporary.chmod(0o755)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

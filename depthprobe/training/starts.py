@@ -1,7 +1,7 @@
 """How the embedded model's weights start: with a bias towards looking things up.
 
 From a plain random start a looped model of this size learns within the budget which relation a question names, and
-not whose: matching one of 96 names in two roles is slow to appear. Four biases of the start bring it within a minute;
+not whose: matching one of 96 names in two roles is slow to appear. Biases of the start bring it within minutes;
 none of them says anything about loops, hops or answers, and training is free to undo each:
 
 * queries and keys start equal, so that a token first attends to tokens that share its content;

@@ -9,6 +9,7 @@ import pytest
 
 from depthprobe.errors import UserError
 from depthprobe.pipeline import AnalyzeConfig, parse_hops, read_config
+from depthprobe.pipeline.questions import questions
 
 
 @pytest.mark.parametrize(
@@ -148,3 +149,16 @@ def test_unreadable_config_files(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"model: \xe4\n")
     with pytest.raises(UserError, match="cannot be read"):
         read_config(tmp_path / "latin.yaml")
+
+
+def test_a_model_that_knows_one_length_of_story_is_asked_in_such_stories() -> None:
+    remarks: list[str] = []
+    config = AnalyzeConfig.of({"model": "kinship-demo", "hops": "1-3", "n": 2})
+    items = questions(config, remark=remarks.append)
+    assert [item.hops for item in items] == [1, 2, 3, 1, 2, 3] and {len(item.facts) for item in items} == {6}
+    assert remarks == []
+    longer = questions(AnalyzeConfig.of({"model": "kinship-demo", "hops": "7", "n": 1}), remark=remarks.append)
+    assert [item.hops for item in longer] == [7] and len(longer[0].facts) == 7
+    assert remarks == ["kinship-demo has seen stories of 6 facts, and is asked in stories of 7"]
+    other = questions(AnalyzeConfig.of({"model": "somewhere", "task": "kinship", "hops": "1-3", "n": 1}))
+    assert len(other[0].facts) == 3

@@ -148,9 +148,15 @@ def test_answers_only_keeps_each_questions_last_token_as_it_was() -> None:
 
 
 def test_answers_only_refuses_what_it_would_lose() -> None:
-    pool = make_pool(3, replace(RECIPES["follow"], stories=2, questions=4), 7)
+    rng = np.random.default_rng(2)
+    for longest, message in ((3, "more tokens than"), (1, "answers before their end")):
+        pool = make_pool(longest, replace(RECIPES["follow"], stories=2, questions=4), 7)
+        with pytest.raises(ValueError, match=message):
+            pool.draw(rng, 2, longest).answers_only()
+    short = make_pool(2, replace(RECIPES["kinship"], stories=2, questions=4), 7).draw(rng, 2, 2)
+    short.answers[0, -1] = NONE
     with pytest.raises(ValueError, match="unequal lengths"):
-        pool.draw(np.random.default_rng(2), 2, 3).answers_only()
+        short.answers_only()
 
 
 def test_what_a_pool_cannot_be_made_of_is_refused() -> None:

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 import depthprobe
 from depthprobe.errors import UserError
 from depthprobe.models import LoopedForCausalLM
-from depthprobe.models.embedded import FILES
+from depthprobe.models.embedded import FILES, embedded_path
 from depthprobe.training.family_tokenizer import family_tokenizer
-from depthprobe.training.recipes import FOLLOW, demo_config
-from depthprobe.training.save import new_folder, save_model
+from depthprobe.training.recipes import FOLLOW, RECIPES, demo_config
+from depthprobe.training.save import card, new_folder, save_model
 
 WORDS = family_tokenizer()
 
@@ -87,3 +87,12 @@ def test_an_empty_folder_and_a_link_to_one_can_be_named(tmp_path: Path, model: L
     save_model(model, WORDS, folder, 0, FOLLOW)
     assert (tmp_path / "link").is_symlink() and (tmp_path / "link" / "config.json").is_file()
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "link"}
+
+
+@pytest.mark.parametrize("task", RECIPES)
+def test_the_embedded_models_are_of_the_recipes_as_they_are(task: str) -> None:
+    folder = embedded_path(f"{task}-demo")
+    model = LoopedForCausalLM.from_pretrained(folder)
+    assert (folder / "README.md").read_text() == card(model, 0, RECIPES[task])
+    ours, theirs = demo_config(RECIPES[task], WORDS).to_dict(), model.config.to_dict()
+    assert {key for key, value in ours.items() if theirs[key] != value} <= {"architectures", "dtype", "_name_or_path"}
