@@ -9,8 +9,9 @@ from depthprobe.depth.load import load
 from depthprobe.depth.looped import LoopedModel
 from depthprobe.depth.model import DepthModel, continue_cache
 from depthprobe.depth.reading import Positions, pick
+from depthprobe.depth.wrap import ROUTES, Route, wrap
 
 __all__ = [
-    "SITES", "Capture", "Coordinate", "DecoderModel", "DepthCache", "DepthModel", "LoopedModel", "NamesFilter",
-    "Positions", "continue_cache", "load", "pick",
+    "ROUTES", "SITES", "Capture", "Coordinate", "DecoderModel", "DepthCache", "DepthModel", "LoopedModel",
+    "NamesFilter", "Positions", "Route", "continue_cache", "load", "pick", "wrap",
 ]  # fmt: skip

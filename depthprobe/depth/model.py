@@ -16,7 +16,6 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any, cast
 
@@ -26,47 +25,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from depthprobe.depth import identity
 from depthprobe.depth.capture import Capture, human_bytes
-from depthprobe.depth.coordinates import SITES, Coordinate, NamesFilter, point_name, select_names
+from depthprobe.depth.coordinates import SITES, Coordinate, NamesFilter, point_name
 from depthprobe.depth.fingerprint import fingerprint
-from depthprobe.depth.reading import Positions, Read, read_positions
+from depthprobe.depth.reading import Positions, read_positions, without_left_padding
+from depthprobe.depth.request import Caught, Request, one_device, storage_dtype, wanted_points
 from depthprobe.depth.tail import Tail
 from depthprobe.errors import UserError
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A checked call of `capture`, for `_forward`.
-
-    Attributes:
-        input_ids: int64 [B, S].
-        attention_mask: int64 [B, past + S].
-        token_positions: int64 [B, S], position of each token in its own row.
-        read: the tokens whose states are kept.
-        wanted: the coordinates to keep.
-        dtype: storage dtype of the states.
-        logits: whether the head is to run.
-        cache, keep_cache: as `capture` takes them.
-    """
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    token_positions: Tensor
-    read: Read
-    wanted: frozenset[Coordinate]
-    dtype: torch.dtype
-    logits: bool
-    cache: Any
-    keep_cache: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Caught:
-    """What `_forward` gives back; shapes as in `Capture`."""
-
-    states: dict[Coordinate, Tensor]
-    logits: Tensor | None
-    gate_lambda: Tensor | None
-    cache: Any
 
 
 class DepthModel(ABC):
@@ -114,7 +78,7 @@ class DepthModel(ABC):
         self.name = name
         self.config: Any = model.config
         self.context_length: int | None = _context_length(self.config)
-        self._device = _one_device(model, name)
+        one_device(model, name)
         self._parameters = _parameters(model)
         self._tail: Tail
         self._tail32: Tail | None = None
@@ -228,8 +192,12 @@ class DepthModel(ABC):
                 f"attention_mask has shape {tuple(attention_mask.shape)}", where=f"{rows} × {length} tokens"
             )
         read = read_positions(attention_mask[:, -length:], positions)
+        kept_mask, asked = attention_mask, read
+        if cache is None and "position_ids" not in self._parameters:
+            # such a model counts positions from the left edge, padding or not
+            input_ids, attention_mask, read = without_left_padding(input_ids, attention_mask, read)
         wanted = self._wanted(coordinates, names_filter)
-        stored = self._storage(dtype)
+        stored = storage_dtype(dtype, self.dtype)
         if (cache is not None or keep_cache) and not self.can_continue:
             raise UserError(f"{self.name} cannot continue from a cache", remedy="pass whole sequences")
         if verbose:
@@ -246,9 +214,9 @@ class DepthModel(ABC):
             states={c: caught.states[c] for c in wanted},
             logits=caught.logits,
             gate_lambda=caught.gate_lambda,
-            attention_mask=attention_mask,
+            attention_mask=kept_mask,
             cache=caught.cache if keep_cache else None,
-            positions=read.index,
+            positions=asked.index,
             names={c: names[c] for c in wanted},
             model_name=self.name,
         )
@@ -274,7 +242,7 @@ class DepthModel(ABC):
         each = length if isinstance(positions, str) else positions if isinstance(positions, int) else 1
         if isinstance(positions, Tensor):
             each = positions.shape[1] if positions.dim() == 2 else 1
-        states = len(self._wanted(coordinates, names_filter)) * self.width * self._storage(dtype).itemsize
+        states = len(self._wanted(coordinates, names_filter)) * self.width * storage_dtype(dtype, self.dtype).itemsize
         head = self.vocab_size * self.dtype.itemsize if logits else 0
         gate = self.n_loops * torch.float32.itemsize if self.gate else 0
         return rows * each * (states + head + gate)
@@ -294,7 +262,7 @@ class DepthModel(ABC):
         wanted = self._wanted(coordinates, names_filter)
         share = {"logits": logits}
         total = self.capture_bytes(rows, length, positions, wanted, dtype, **share)
-        kind = str(self._storage(dtype)).removeprefix("torch.")
+        kind = str(storage_dtype(dtype, self.dtype)).removeprefix("torch.")
         return (
             f"{self.name}: {len(wanted)} of {len(self.points)} states in {kind}"
             f"{', logits' if logits else ''}{', gate' if self.gate else ''} of {rows} × {length} tokens: "
@@ -304,37 +272,7 @@ class DepthModel(ABC):
     def _wanted(
         self, coordinates: Sequence[Coordinate] | None, names_filter: NamesFilter | None
     ) -> tuple[Coordinate, ...]:
-        """The checked coordinates of a call."""
-        if names_filter is not None:
-            if coordinates is not None:
-                raise UserError("coordinates and names_filter are both given", remedy="give one of them")
-            named = {name: point for point, name in self.names.items()}
-            return tuple(named[name] for name in select_names(tuple(named), names_filter, self.name))
-        if coordinates is None:
-            return self.axis
-        points, wanted = frozenset(self.points), tuple(coordinates)
-        for coordinate in wanted:
-            if coordinate in points:
-                continue
-            site = coordinate.site
-            if site not in SITES:
-                raise UserError(f"there is no site '{site}'", remedy=f"{self.name} has {', '.join(self.sites)}")
-            if site not in self.sites:
-                raise UserError(
-                    f"{self.name} does not show its {site}", where=f"route {self.route}",
-                    remedy=f"it has {', '.join(self.sites)}",
-                )  # fmt: skip
-            known = f"{self.axis[0]} … {self.axis[-1]}"
-            raise UserError(f"{self.name} has no depth {coordinate} ({site})", remedy=f"it has {known}")
-        return wanted
-
-    def _storage(self, dtype: torch.dtype | str | None) -> torch.dtype:
-        """The storage dtype of a call."""
-        found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype or self.dtype
-        if not isinstance(found, torch.dtype) or not found.is_floating_point:
-            remedy = "one of float32, bfloat16, float16"
-            raise UserError(f"states cannot be stored as '{dtype}'", remedy=remedy)
-        return found
+        return wanted_points(self.names, self.axis, coordinates, names_filter, f"{self.name}, route {self.route}")
 
     @abstractmethod
     def _forward(self, request: Request) -> Caught:
@@ -418,19 +356,6 @@ def continue_cache(cache: Any, rows: Tensor) -> Any:
     cache = copy.deepcopy(cache)
     cache.batch_select_indices(rows)
     return cache
-
-
-def _one_device(model: nn.Module, name: str) -> torch.device:
-    """Where the weights are. Raises UserError unless that is one place, and a real one."""
-    places = {tensor.device: key for key, tensor in (*model.named_parameters(), *model.named_buffers())}
-    for place, key in places.items():
-        if place.type == "meta":
-            remedy = "load it with its weights, and without an offload or an empty-weights context"
-            raise UserError(f"{name} has weights on the meta device, which hold no values", where=key, remedy=remedy)
-    if len(places) != 1:
-        where = ", ".join(f"{key} on {place}" for place, key in places.items())
-        raise UserError(f"{name} lies on {len(places)} devices", where=where, remedy="move it to one with .to(device)")
-    return next(iter(places))
 
 
 def _parameters(model: nn.Module) -> frozenset[str]:

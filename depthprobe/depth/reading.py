@@ -130,3 +130,18 @@ def read_positions(mask: Tensor, positions: Positions) -> Read:
             remedy="give each row a real token to read",
         )
     return Read(index)
+
+
+def without_left_padding(ids: Tensor, mask: Tensor, read: Read) -> tuple[Tensor, Tensor, Read]:
+    """The same rows padded on the right, and the same tokens to read. ids, mask: int64 [B, S]."""
+    first = mask.argmax(-1, keepdim=True)  # [B, 1], each row's first real token
+    if not bool(first.any()):
+        return ids, mask, read
+    length = mask.shape[-1]
+    places = torch.arange(length, device=mask.device)
+    source = (places + first) % length  # [B, S]
+    # at padding there is nothing to read; with positions "all" its place is filled with whatever lies there
+    index = (places - first) % length if read.index is None else read.index
+    if read.index is not None:
+        index = index - (first[:, 0] if index.dim() == 1 else first)
+    return ids.gather(1, source), mask.gather(1, source), Read(index)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from depthprobe.depth.coordinates import Coordinate
-from depthprobe.depth.model import Caught, DepthModel, Request
+from depthprobe.depth.model import DepthModel
 from depthprobe.depth.reading import HeadAt
+from depthprobe.depth.request import Caught, Request
 
 
 class Tap(NamedTuple):

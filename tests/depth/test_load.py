@@ -181,7 +181,7 @@ def test_stacks_that_are_refused() -> None:
         DecoderModel(module("llama").model, None, "llama")
     cut = module("llama")
     cut.config.num_hidden_layers = 2
-    with pytest.raises(UserError, match="does not run all its layers in a forward: 2 of 3 in model.layers"):
+    with pytest.raises(UserError, match=r"does not run all its layers in a forward: 2 of 3 in model\.layers"):
         DecoderModel(cut, None, "cut")
 
 
