@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 _IDS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _SIZE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 _LLAMA = {**_IDS, **_SIZE, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
-_SLIDING = {"rope_type": "default", "rope_theta": 10_000.0}
 
 MORE = ("olmo2", "stablelm", "falcon", "bloom", "gptj", "mamba", "bart")
 FOREIGN = ("dory", "dory-last-loop", "hrm", "inkling")
@@ -39,6 +38,10 @@ def more_config(kind: str) -> Any:
                 **_IDS, d_model=32, decoder_layers=3, decoder_attention_heads=4, decoder_ffn_dim=48,
                 is_decoder=True, is_encoder_decoder=False, max_position_embeddings=CONTEXT,
             )  # fmt: skip
+        case "ctrl":
+            return t.CTRLConfig(**_IDS, n_embd=32, n_layer=2, n_head=4, dff=48, n_positions=CONTEXT)
+        case "codegen":
+            return t.CodeGenConfig(**_IDS, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=CONTEXT)
         case "dory" | "dory-last-loop":
             mode = "per_loop" if kind == "dory" else "last_loop"
             return t.DoryConfig(
@@ -47,9 +50,8 @@ def more_config(kind: str) -> Any:
             )  # fmt: skip
         case "hrm":
             return t.HrmTextConfig(
-                **{**_LLAMA, "num_key_value_heads": 4, "num_hidden_layers": None}, head_dim=8,
-                num_layers_per_stack=2, H_cycles=2, L_cycles=3,
-            )  # fmt: skip
+                **{**_LLAMA, "num_key_value_heads": 4, "num_hidden_layers": 2}, head_dim=8, H_cycles=2, L_cycles=3
+            )  # two layers a stack; the model multiplies them
         case "inkling":
             return t.Inkling2LoopTextConfig(
                 **{**_LLAMA, "num_hidden_layers": 6}, unpadded_vocab_size=VOCABULARY - 2, head_dim=8,
