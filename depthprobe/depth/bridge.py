@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from depthprobe.depth.coordinates import Coordinate
 from depthprobe.depth.decoder import DecoderModel
@@ -53,7 +54,7 @@ class BridgeModel(DecoderModel):
                 where=f"route {self.route}", remedy=_NATIVE,
             )  # fmt: skip
         numbers = {id(block): number for number, block in enumerate(bridge.blocks)}
-        known = bridge.hook_dict
+        known = self._heard()
         native, self._taps, self._hooks = self._taps, {}, dict[Coordinate, str]()
         for coordinate in self.axis:
             depth = Coordinate(1, 1) if coordinate.site == "embed" else coordinate._replace(site="resid_post")
@@ -65,6 +66,25 @@ class BridgeModel(DecoderModel):
                 point, hook = coordinate._replace(site=site), f"blocks.{number}.{_HOOKS.get(site, 'hook_in')}"
                 if hook in known:
                     self._taps[point], self._hooks[point] = native.get(point, native[coordinate]), hook
+
+    def _heard(self) -> set[str]:
+        """The hook points at which a hidden state [B, S, d] comes by, on a tiny forward."""
+        heard: set[str] = set()
+
+        def hear(name: str) -> Callable[..., None]:
+            def hook(value: Any, *, hook: Any) -> None:
+                del hook
+                if isinstance(value, Tensor) and value.shape == (1, 2, self.width):
+                    heard.add(name)
+
+            return hook
+
+        offered = self._bridge.hook_dict
+        names = (f"blocks.{n}.{hook}" for n in range(len(self._bridge.blocks)) for hook in _HOOKS.values())
+        hooks = [(name, hear(name)) for name in names if name in offered]
+        with self._bridge.hooks(fwd_hooks=hooks), torch.inference_mode():
+            self.model(input_ids=torch.ones(1, 2, dtype=torch.long, device=self.device))
+        return heard
 
     @contextmanager
     def _tapped(self, collected: Collected) -> Iterator[None]:

@@ -272,7 +272,7 @@ class DepthModel(ABC):
     def _wanted(
         self, coordinates: Sequence[Coordinate] | None, names_filter: NamesFilter | None
     ) -> tuple[Coordinate, ...]:
-        return wanted_points(self.names, self.axis, coordinates, names_filter, f"{self.name}, route {self.route}")
+        return wanted_points(self.names, self.axis, coordinates, names_filter, self.name, self.route)
 
     @abstractmethod
     def _forward(self, request: Request) -> Caught:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,30 +51,24 @@ class HeadAt:
         self._head, self._read, self._run, self._fired = head, read, run, False
 
     def __enter__(self) -> HeadAt:
-        if self._run:
-            self._undo: Callable[[], None] = self._head.register_forward_pre_hook(self._cut).remove
-        else:
-            own = self._head.__dict__.get("forward")  # libraries that wrap modules set one on the instance
-
-            def undo() -> None:
-                del self._head.forward
-                if own is not None:
-                    self._head.forward = own
-
-            self._head.forward = _nothing  # type: ignore[method-assign]
-            self._undo = undo
+        # not a hook: hooks on the head, of ours and of other libraries, are to see what the model gives it
+        self._own = self._head.__dict__.get("forward")  # libraries that wrap modules set one on the instance
+        self._forward = self._head.forward
+        self._head.forward = self._cut if self._run else _nothing  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._undo()
+        del self._head.forward
+        if self._own is not None:
+            self._head.forward = self._own
 
-    def _cut(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _cut(self, state: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         index = self._read.index
-        if args and args[0].dim() == 3:
+        if state.dim() == 3:
             self._fired = True
             if index is not None:
-                return (pick(args[0], index if index.dim() == 2 else index[:, None]), *args[1:])
-        return None
+                state = pick(state, index if index.dim() == 2 else index[:, None])
+        return self._forward(state, *args, **kwargs)
 
     def logits(self, logits: Tensor) -> Tensor | None:
         """[B, V], [B, P, V] or [B, S, V] from what the model returned; None if the head was not to run."""

@@ -55,7 +55,8 @@ def wanted_points(
     axis: tuple[Coordinate, ...],
     coordinates: Sequence[Coordinate] | None,
     names_filter: NamesFilter | None,
-    owner: str,
+    model: str,
+    route: str,
 ) -> tuple[Coordinate, ...]:
     """The coordinates that a call asks for.
 
@@ -63,7 +64,7 @@ def wanted_points(
         names: point → name, all that the model offers.
         axis: what is meant if nothing is said.
         coordinates, names_filter: as in `capture`.
-        owner: the model and its route, for errors.
+        model, route: their names, for errors.
 
     Raises:
         UserError: both are given, or one names what there is not.
@@ -72,10 +73,9 @@ def wanted_points(
         if coordinates is not None:
             raise UserError("coordinates and names_filter are both given", remedy="give one of them")
         points = {name: point for point, name in names.items()}
-        return tuple(points[name] for name in select_names(tuple(points), names_filter, owner.partition(",")[0]))
+        return tuple(points[name] for name in select_names(tuple(points), names_filter, model))
     if coordinates is None:
         return axis
-    model, _, route = owner.partition(", ")
     for coordinate in coordinates:
         if coordinate in names:
             continue
@@ -84,7 +84,7 @@ def wanted_points(
         if site not in SITES:
             raise UserError(f"there is no site '{site}'", where=str(coordinate), remedy=f"{model} has {sites}")
         if site not in offered:
-            raise UserError(f"{model} does not show its {site}", where=route, remedy=f"it has {sites}")
+            raise UserError(f"{model} does not show its {site}", where=f"route {route}", remedy=f"it has {sites}")
         known = f"{axis[0]} … {axis[-1]}"
         raise UserError(f"{model} has no depth {coordinate} ({site})", remedy=f"it has {known}")
     return tuple(coordinates)

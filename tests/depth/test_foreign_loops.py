@@ -132,6 +132,6 @@ def test_traces_tell_loops_apart(kind: str) -> None:
 
 def test_a_bridge_keeps_one_loop_alone() -> None:
     pytest.importorskip("transformer_lens")
-    with pytest.raises(UserError, match=r"hrm.*(more than once|cannot open)") as caught:
+    with pytest.raises(UserError, match="hrm") as caught:
         wrap(more_module("hrm"), name="hrm", route="transformer-lens")
     assert "take route='native'" in str(caught.value)

@@ -44,7 +44,7 @@ def agree(one: DepthModel, other: DepthModel, positions: Any, tolerance: float =
     b = other.capture(ids, mask, positions, other.points)
     assert a.logits is not None and b.logits is not None
     real = mask.bool() if isinstance(positions, str) else torch.ones(3, dtype=torch.bool)
-    for point in other.points:
+    for point in set(one.points) & set(other.points):
         assert float((a.states[point] - b.states[point])[real].abs().max()) <= tolerance, point
     for depth in one.axis:
         read = one.readout(a.states[depth], depth), other.readout(b.states[depth], depth)
