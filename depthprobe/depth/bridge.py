@@ -59,13 +59,13 @@ class BridgeModel(DecoderModel):
         for coordinate in self.axis:
             depth = Coordinate(1, 1) if coordinate.site == "embed" else coordinate._replace(site="resid_post")
             number = numbers.get(id(self.model.get_submodule(native[depth].path)))
-            if number is None or coordinate.site == "final_state":
-                where = f"{coordinate}, {native[coordinate].path}"
-                raise UserError(f"the bridge of {name} has no hook point there", where=where, remedy=_NATIVE)
             for site in ("embed",) if coordinate.site == "embed" else _HOOKS:
                 point, hook = coordinate._replace(site=site), f"blocks.{number}.{_HOOKS.get(site, 'hook_in')}"
                 if hook in known:
                     self._taps[point], self._hooks[point] = native.get(point, native[coordinate]), hook
+            if coordinate not in self._taps or coordinate.site == "final_state":
+                where = f"{coordinate}, {native[coordinate].path}"
+                raise UserError(f"the bridge of {name} has no hook point there", where=where, remedy=_NATIVE)
 
     def _heard(self) -> set[str]:
         """The hook points at which a hidden state [B, S, d] comes by, on a tiny forward."""
