@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from depthprobe.depth.coordinates import SITES, Coordinate
+from depthprobe.depth.capture import Capture, DepthCache
+from depthprobe.depth.coordinates import SITES, Coordinate, NamesFilter
 from depthprobe.depth.decoder import DecoderModel
 from depthprobe.depth.load import load
 from depthprobe.depth.looped import LoopedModel
-from depthprobe.depth.model import Capture, DepthModel, continue_cache, pick
+from depthprobe.depth.model import DepthModel, continue_cache
+from depthprobe.depth.reading import Positions, pick
+from depthprobe.depth.wrap import ROUTES, Route, wrap
 
 __all__ = [
-    "SITES", "Capture", "Coordinate", "DecoderModel", "DepthModel", "LoopedModel", "continue_cache", "load",
-    "pick",
+    "ROUTES", "SITES", "Capture", "Coordinate", "DecoderModel", "DepthCache", "DepthModel", "LoopedModel",
+    "NamesFilter", "Positions", "Route", "continue_cache", "load", "pick", "wrap",
 ]  # fmt: skip

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from depthprobe.depth.decoder import DecoderModel
-from depthprobe.depth.looped import LoopedModel
+from depthprobe.depth.gguf import gguf_file, load_gguf
 from depthprobe.depth.model import DepthModel
+from depthprobe.depth.wrap import parse_route, wrap
 from depthprobe.errors import UserError
 from depthprobe.models import embedded_models, embedded_path  # importing it registers the looped models
 
@@ -41,27 +41,37 @@ def known_names() -> tuple[str, ...]:
 
 
 def load(
-    name_or_path: str | Path, revision: str | None = None, device: str = "cpu", dtype: str = "auto"
+    name_or_path: str | Path,
+    revision: str | None = None,
+    device: str = "cpu",
+    dtype: str = "auto",
+    route: str = "native",
 ) -> DepthModel:
     """Open a model along its depth axis.
 
     Args:
-        name_or_path: "kinship-demo" or "follow-demo" (they come with the package), "smollm2", a folder, or a hub id.
+        name_or_path: "kinship-demo" or "follow-demo" (they come with the package), "smollm2", a folder, a GGUF
+            file (or a folder with one), or a hub id.
         revision: branch, tag or commit of a hub id.
         device: as torch names it, e.g. "cpu", "cuda:1".
-        dtype: "auto" (as stored), "float32", "bfloat16" or "float16".
+        dtype: "auto" (as stored; GGUF: float32), "float32", "bfloat16" or "float16".
+        route: how states are caught: "native" by module hooks, "transformer-lens" through a
+            `TransformerBridge`, "nnsight" in traces. All give the same states.
 
     Raises:
-        UserError: whatever is wrong with the name, the folder, the hub, the weights, the tokenizer or the
-            device.
+        UserError: whatever is wrong with the name, the folder, the hub, the weights, the tokenizer, the
+            device, or with the route for this architecture.
     """
     name = str(name_or_path)
-    place, kind = parse_device(device), parse_dtype(dtype)
+    place, kind, route = parse_device(device), parse_dtype(dtype), parse_route(route)
     folder = find_folder(name, revision)
-    config = _config(folder, name)
-    _check_weights(folder, name)
-    tokenizer = _tokenizer(folder, name)
-    model = _weights(folder, name, config, kind)
+    if (file := gguf_file(folder)) is not None:
+        model, tokenizer = load_gguf(file, kind)
+    else:
+        config = _config(folder, name)
+        _check_weights(folder, name)
+        tokenizer = _tokenizer(folder, name)
+        model = _weights(folder, name, config, kind)
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         what = f"the tokenizer has {len(tokenizer)} tokens and the model {rows}"
@@ -72,8 +82,7 @@ def load(
         raise UserError(
             f"the model does not fit on '{device}'", where=_first(error), remedy="use --device cpu"
         ) from error
-    opened = LoopedModel if config.model_type == "looped" else DecoderModel
-    return opened(model, tokenizer, name)
+    return wrap(model, tokenizer, name, route)
 
 
 def parse_dtype(dtype: str) -> Any:
@@ -97,7 +106,7 @@ def parse_device(device: str) -> torch.device:
 
 
 def find_folder(name: str, revision: str | None = None) -> Path:
-    """Where the files of a model lie; a hub id is fetched (or found in the hub's cache).
+    """Where the files of a model lie (or its GGUF file); a hub id is fetched, or found in the hub's cache.
 
     Raises:
         UserError: no such folder, name or hub model, or the hub cannot be reached.
@@ -114,6 +123,8 @@ def find_folder(name: str, revision: str | None = None) -> Path:
     if path.is_dir():
         if revision is not None:
             raise UserError(f"the folder '{name}' has no revisions", remedy="leave out --revision")
+        return path
+    if path.suffix == ".gguf" and path.is_file():
         return path
     if path.is_file():
         raise UserError(

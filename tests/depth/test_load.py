@@ -170,16 +170,27 @@ def test_devices_and_dtypes(folder: Path) -> None:
 def test_stacks_that_are_refused() -> None:
     import transformers as t
 
-    bert = t.BertForMaskedLM(t.BertConfig(
-        vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
-    ))  # fmt: skip
-    bert.config.num_hidden_layers = 5
-    with pytest.raises(UserError, match=r"bert has no stack of decoder layers \(architecture bert\)"):
-        DecoderModel(bert, None, "bert")
-    loops = module("llama")
-    loops.model.layers[1] = loops.model.layers[0]
-    with pytest.raises(UserError, match="runs its layers more than once"):
-        DecoderModel(loops, None, "loops")
+    size = {"vocab_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2}
+    bert = t.BertConfig(**size, hidden_size=16, intermediate_size=16)
+    with pytest.raises(UserError, match=r"bert is no decoder: its tokens see .* \(architecture bert\)"):
+        DecoderModel(t.BertForMaskedLM(bert), None, "bert")
+    t5 = t.T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(UserError, match="t5 is an encoder-decoder"):
+        DecoderModel(t.T5ForConditionalGeneration(t5), None, "t5")
+    with pytest.raises(UserError, match=r"llama has no language-model head \(architecture llama\)"):
+        DecoderModel(module("llama").model, None, "llama")
+    cut = module("llama")
+    cut.config.num_hidden_layers = 2
+    with pytest.raises(UserError, match=r"does not run all its layers in a forward: 2 of 3 in model\.layers"):
+        DecoderModel(cut, None, "cut")
+
+
+def test_layers_that_run_again_are_loops() -> None:
+    shared = module("llama")
+    shared.model.layers[1] = shared.model.layers[0]
+    model = DecoderModel(shared, None, "shared")
+    assert [str(depth) for depth in model.axis] == ["embed", "r1.l1", "r2.l1", "r3.l1"]
+    assert model.n_loops == 2 and [str(end) for end in model.loop_ends] == ["r1.l1", "r2.l1"]
 
 
 def test_load_is_the_public_name() -> None:
