@@ -58,6 +58,7 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "answer": pl.String(),
         "plausible": pl.List(pl.String()),
         "candidates": pl.List(pl.String()),
+        "chance": pl.Float32(),  # 1 / candidates: what guessing among them gets right
         "chain_relations": pl.List(pl.String()),
         "text": pl.String(),  # the prompt; the answer's leading space belongs to the answer
         "facts": pl.List(FACT),
