@@ -115,13 +115,14 @@ def resolve(
     if tokenizer is None:
         raise UserError("the model has no tokenizer", remedy="put one beside the weights")
     check_bos(tokenizer, bos)
-    if chat and not getattr(tokenizer, "chat_template", None):
-        remedy = "ask without it, or take a chat model"
-        raise UserError("the tokenizer has no chat template", where="chat", remedy=remedy)
+    if chat:
+        check_chat(tokenizer)
     rest = iter(items)
     while chunk := list(islice(rest, _CHUNK)):
         words = [_words(item) for item in chunk]
-        texts = [_turn(tokenizer, item) if chat else item.text for item in chunk]
+        texts = [
+            chat_prompt(tokenizer, item.text, f"item {item.id}") if chat else item.text for item in chunk
+        ]
         prompts = encode(tokenizer, texts)
         # a template writes its special tokens itself
         framed = prompts if chat else encode(tokenizer, texts, special=True)
@@ -156,15 +157,22 @@ def with_bos(tokenizer: Any, ids: Path, bos: str) -> Path:
     return (own, *ids[first:]) if bos == "always" else ids[first:]
 
 
-def _turn(tokenizer: Any, item: Item) -> str:
-    """The item's text as the user's turn, up to where the assistant's begins."""
+def check_chat(tokenizer: Any) -> None:
+    """Raise UserError unless the tokenizer has a chat template."""
+    if not getattr(tokenizer, "chat_template", None):
+        remedy = "ask without it, or take a chat model"
+        raise UserError("the tokenizer has no chat template", where="chat", remedy=remedy)
+
+
+def chat_prompt(tokenizer: Any, text: str, where: str) -> str:
+    """A text as the user's turn, up to where the assistant's begins; `where` is for an error."""
     try:
         return tokenizer.apply_chat_template(
-            [{"role": "user", "content": item.text}], tokenize=False, add_generation_prompt=True
+            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
         )
     except Exception as error:  # whatever a template's own code raises
         what = f"the tokenizer's chat template fails: {' '.join(str(error).split())}"
-        raise UserError(what, where=f"item {item.id}", remedy="ask without it") from error
+        raise UserError(what, where=where, remedy="ask without it") from error
 
 
 def branchings(paths: Sequence[Path]) -> tuple[tuple[Node, ...], tuple[tuple[tuple[int, int], ...], ...]]:
