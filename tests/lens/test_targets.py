@@ -156,7 +156,7 @@ def test_bos_is_put_and_taken_away() -> None:
     assert never.prompt_ids == plain and not never.bos
     assert next(resolve(with_bos, [made], bos="always")).prompt_ids == (1, *plain)
     assert without.bos_token_id is None and without.pad_token_id is None and not target(without, made).bos
-    with pytest.raises(UserError, match="the tokenizer has no BOS token .bos.: ask for"):
+    with pytest.raises(UserError, match=r"the tokenizer has no BOS token .bos.: ask for"):
         next(resolve(without, [made], bos="always"))
 
 
