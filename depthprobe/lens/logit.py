@@ -160,8 +160,8 @@ def _batch(
     capture = model.capture(ids, mask, index, asked)
     assert capture.logits is not None
     own = capture.logits.flatten(0, 1)[kept]
-    check_logits(model, own, name)
     states = {c: capture.states[c].flatten(0, 1)[kept] for c in asked}
+    check_logits(model, own, name, states)
     gate = None if capture.gate_lambda is None else capture.gate_lambda.flatten(0, 1)[kept]
     del capture
     if model.dtype != torch.float32:  # in float32 `read` compares the same two

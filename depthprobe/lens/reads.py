@@ -8,7 +8,7 @@ prompt; otherwise whole sequences are run. The tests hold both to the same numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from depthprobe.depth import Capture, Coordinate, DepthModel, continue_cache
 from depthprobe.errors import UserError
 from depthprobe.lens.targets import Path, Target
+from depthprobe.lens.vocabulary import not_finite
 
 #: A common prefix is run apart only if that leaves at most this share of the (padded) tokens.
 _WORTH_SHARING = 0.8
@@ -159,19 +160,25 @@ def _common_prefixes(prompts: Sequence[Path], stories: Sequence[str]) -> dict[st
 
 def _check(model: DepthModel, capture: Capture, names: Sequence[str]) -> None:
     assert capture.logits is not None
-    check_logits(model, capture.logits, lambda row: f"item {names[row]}")
+    check_logits(model, capture.logits, lambda row: f"item {names[row]}", capture.states)
     model.check_identity(capture)
 
 
-def check_logits(model: DepthModel, logits: Tensor, name: Callable[[int], str]) -> None:
+def check_logits(
+    model: DepthModel, logits: Tensor, name: Callable[[int], str], states: Mapping[Coordinate, Tensor]
+) -> None:
     """The model's own logits [N, V] are numbers. Raises UserError; `name` says what a row is called.
 
-    A token that a model rules out with −inf is none of the damage.
+    A token that a model rules out with −inf is none of the damage. If a state [N, d] has overflowed, the first
+    depth at which that is seen is named.
     """
     bad = (logits.isnan() | (logits == torch.inf)).any(-1)
     if not bool(bad.any()):
         return
     row = int(bad.nonzero()[0])
+    for coordinate, state in states.items():
+        if bool(state[row].isinf().any()):
+            raise not_finite(model, state[row], coordinate, name(row))
     if bool(logits[row].isnan().any()):
         remedy = "the weights may be damaged; in half precision, try --dtype float32"
         raise UserError(f"{model.name} gives NaN logits", where=name(row), remedy=remedy)

@@ -187,7 +187,7 @@ def say_everywhere(
     model: DepthModel, ran: Everywhere, coordinates: Sequence[Coordinate], name: Any, **options: Any
 ) -> Said:
     """What every token says, with the readout identity checked at each; options as `vocabulary.read` has them."""
-    check_logits(model, ran.logits, name)
+    check_logits(model, ran.logits, name, ran.states)
     if model.dtype != torch.float32:  # in float32 `read` compares the same two
         last = model.axis[-1]
         model.check_identity(Capture({last: ran.states[last]}, ran.logits, None, torch.ones(1)))

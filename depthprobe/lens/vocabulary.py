@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,8 +101,11 @@ def read(
             if not worst <= allowed:
                 raise identity_error(model.name, worst, allowed, model.dtype)
         pieces.append(piece)
-    whole = [[getattr(piece, field.name) for piece in pieces] for field in fields(Said)]
-    return Said(*(None if parts[0] is None else torch.cat(parts) for parts in whole))
+    whole: dict[str, Any] = {}
+    for field in fields(Said):
+        parts = [getattr(piece, field.name) for piece in pieces]
+        whole[field.name] = None if parts[0] is None else torch.cat(parts)
+    return Said(**whole)
 
 
 def not_finite(model: DepthModel, state: Tensor, coordinate: Coordinate, where: str) -> UserError:

@@ -178,7 +178,9 @@ def test_chat_templates_on_request() -> None:
 @torch.no_grad()
 def test_a_model_that_overflows_says_so() -> None:
     plain = module("llama")
-    plain.model.layers[1].mlp.down_proj.weight.mul_(1e6)
+    plain.model.layers[1].mlp.up_proj.weight.mul_(100)
+    plain.model.layers[1].mlp.down_proj.weight.mul_(1e5)
     half = wrap(plain.to(torch.float16), name="half")
-    said = refusal(half, [4, 5, 6])
-    assert "half" in said and ("overflow float16" in said or "NaN" in said) and "float32" in said
+    said = refusal(half, [4, 5, 6], "last")
+    assert "the states of half overflow float16 (its largest number is 65504) (row 0, token 2, depth r1.l2)" in said
+    assert "--dtype float32" in said
