@@ -26,8 +26,8 @@ from depthprobe.lens.words import Words
 
 LENSES = ("plain", "coda", "coda-exits")
 Ids = Sequence[int]
-#: Numbers held at once of a batch: the model's own logits and the states, in elements (64 MiB of float32).
-_HELD = 1 << 24
+#: Numbers held at once of a batch: the model's own logits and the states, in elements (16 MiB of float32).
+_HELD = 1 << 22
 
 
 @torch.inference_mode()
@@ -159,10 +159,16 @@ def _batch(
     asked = tuple(depths) if lens == "plain" else (last,)
     capture = model.capture(ids, mask, index, asked)
     assert capture.logits is not None
-    own = capture.logits.flatten(0, 1)[kept]
-    states = {c: capture.states[c].flatten(0, 1)[kept] for c in asked}
+    every = bool(kept.all())
+
+    def flat(values: Tensor) -> Tensor:
+        """[B, P, …] → [N, …], without a copy where nothing is dropped."""
+        return values.flatten(0, 1) if every else values.flatten(0, 1)[kept]
+
+    own = flat(capture.logits)
+    states = {c: flat(capture.states[c]) for c in asked}
     check_logits(model, own, name, states)
-    gate = None if capture.gate_lambda is None else capture.gate_lambda.flatten(0, 1)[kept]
+    gate = None if capture.gate_lambda is None else flat(capture.gate_lambda)
     del capture
     if model.dtype != torch.float32:  # in float32 `read` compares the same two
         model.check_identity(Capture({last: states[last]}, own, None, mask))
@@ -173,7 +179,7 @@ def _batch(
         found = [(c, states[c]) for c in depths]
         return read(model, found, top_k=top_k, targets=of_rows, own=own, name=name), gate
     run = coda_states if lens == "coda" else coda_exit_states
-    found = [(last, state.flatten(0, 1)[kept]) for state in run(model, ids, mask, index)]
+    found = [(last, flat(state)) for state in run(model, ids, mask, index)]
     if lens == "coda":  # the last loop of it is the model itself
         return read(model, found, top_k=top_k, targets=of_rows, own=own, name=name), gate
     checked = read(model, [(last, states[last])], top_k=1, own=own, full=False, name=name)

@@ -3,7 +3,7 @@
     said = read(model, [(coordinate, states), ...], top_k=5)     # states [N, d] at the same N positions
     said.top_ids, said.entropy                                   # [N, D, 5], [N, D]
 
-N positions at D depths have N · D · V logits. They are made a tile at a time (rows × columns of the head, 8 MiB
+N positions at D depths have N · D · V logits. They are made a tile at a time (rows × columns of the head, 4 MiB
 of float32), and each tile is reduced at once: a running maximum and sum give the normaliser and the entropy
 (as in Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"), the tile's best columns
 compete with the best so far, ranks are counted. All depths of a position stand in one tile, so the divergence
@@ -23,8 +23,8 @@ from depthprobe.depth import Coordinate, DepthModel
 from depthprobe.depth.identity import FLOAT32_TOLERANCE, identity_error
 from depthprobe.errors import UserError
 
-#: Logits held at once, in elements (8 MiB of float32), and states whose logits they are, at most.
-_TILE, _ROWS = 1 << 21, 1024
+#: Logits held at once, in elements (4 MiB of float32), and states whose logits they are, at most.
+_TILE, _ROWS = 1 << 20, 1024
 #: Columns that compete as one for a place among the best.
 _GROUP = 32
 

@@ -23,7 +23,7 @@ def states(model: Any, rows: int = 3, length: int = 5) -> tuple[list[Any], Any]:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2", "cohere", "opt", "looped-ouro-coda"])
-@pytest.mark.parametrize(("tile", "rows"), [(1 << 21, 1024), (64, 1), (700, 9)])
+@pytest.mark.parametrize(("tile", "rows"), [(1 << 20, 1024), (64, 1), (700, 9)])
 def test_tiles_give_what_whole_rows_give(kind: str, tile: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocabulary, "_TILE", tile)
     monkeypatch.setattr(vocabulary, "_ROWS", rows)
