@@ -66,6 +66,15 @@ def command(
         bool | None,
         typer.Option("--skip-too-long/--no-skip-too-long", help="Leave out stories longer than the context."),
     ] = None,
+    bos: Annotated[
+        str | None, typer.Option("--bos", help="BOS before a prompt: tokenizer (the default), always or never.")
+    ] = None,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--no-chat", help="Ask through the tokenizer's chat template.")
+    ] = None,
+    browse: Annotated[
+        int | None, typer.Option("--browse", help="Questions to read token by token; 0: none. As many as are cheap.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Measure how a model uses its depth on questions of known hop count; write a run folder and a report."""
@@ -88,6 +97,9 @@ def command(
         "seed": seed,
         "revision": revision,
         "skip_too_long": skip_too_long,
+        "bos": bos,
+        "chat": chat,
+        "browse": browse,
         "out": out,
     }
     options = read_config(config) if config is not None else {}

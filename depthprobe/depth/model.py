@@ -289,9 +289,19 @@ class DepthModel(ABC):
         Returns:
             float32 [..., V], computed in float32 (a quantised head computes as it always does).
         """
+        return self.tail32(state.float(), normed=self._is_normed(coordinate)).float()
+
+    @property
+    def tail32(self) -> Tail:
+        """Norm, head and logit transform in float32, made when first asked for."""
         if self._tail32 is None:
             self._tail32 = self._tail if self.dtype == torch.float32 else self._tail.float32()
-        return self._tail32(state.float(), normed=self._is_normed(coordinate)).float()
+        return self._tail32
+
+    @torch.inference_mode()
+    def normed(self, state: Tensor, coordinate: Coordinate) -> Tensor:
+        """A state [..., d] as `tail32.tiles` takes it: float32, after the final norm, once."""
+        return state.float() if self._is_normed(coordinate) else self.tail32.normed(state.float())
 
     def _is_normed(self, coordinate: Coordinate) -> bool:
         """Whether the final norm has already been applied to the state at this coordinate."""

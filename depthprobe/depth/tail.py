@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -38,12 +39,40 @@ class Tail:
 
     def __call__(self, state: Tensor, *, normed: bool = False) -> Tensor:
         """[..., d] → [..., V]; `normed`: the norms have been applied already."""
-        if not normed:
-            for norm in self.norms:
-                state = norm(state)
+        state = state if normed else self.normed(state)
         logits = self.head(state if self.head_dtype is None else state.to(self.head_dtype))
-        if state.dtype == torch.float32:
-            logits = logits.float()
+        return self._transformed(logits.float() if state.dtype == torch.float32 else logits)
+
+    def normed(self, state: Tensor) -> Tensor:
+        """[..., d] → [..., d'], what the head is given."""
+        for norm in self.norms:
+            state = norm(state)
+        return state
+
+    @property
+    def plain(self) -> bool:
+        """Whether columns of the logits can be computed one by one: the head is a bare linear map."""
+        head = self.head
+        hooked = "forward" in head.__dict__ or head._forward_hooks or head._forward_pre_hooks
+        return type(head) is nn.Linear and not hooked and not self.transforms and self.head_dtype is None
+
+    def tiles(self, normed: Tensor, width: int) -> Iterator[tuple[int, Tensor]]:
+        """(first column, logits [..., width or fewer]) of normed states; all columns at once unless `plain`."""
+        if not self.plain:
+            yield 0, self(normed, normed=True)
+            return
+        weight, bias = _linear(self.head)
+        for start in range(0, weight.shape[0], width):
+            part = slice(start, start + width)
+            yield start, self._transformed(F.linear(normed, weight[part], bias[part] if bias is not None else None))
+
+    def columns(self, normed: Tensor, ids: Tensor) -> Tensor:
+        """Logits [N, D, T] of normed states [N, D, d] at token ids, int64 [N, T]; a `plain` head alone."""
+        weight, bias = _linear(self.head)
+        logits = normed @ weight[ids].transpose(-1, -2)
+        return self._transformed(logits if bias is None else logits + bias[ids][:, None])
+
+    def _transformed(self, logits: Tensor) -> Tensor:
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
@@ -65,6 +94,10 @@ class Tail:
         if is_quantised(self.head):
             return replace(self, norms=norms)
         return replace(self, norms=norms, head=copy.deepcopy(self.head).float())
+
+
+def _linear(head: Any) -> tuple[Tensor, Tensor | None]:
+    return head.weight, head.bias
 
 
 def is_quantised(head: nn.Module) -> bool:

@@ -1,8 +1,14 @@
-"""The logit lens on items: what each depth would answer, read with the model's own head."""
+"""The logit lens: what each depth would answer, read with the model's own head."""
 
 from __future__ import annotations
 
+from depthprobe.lens.logit import LENSES, logit_lens
+from depthprobe.lens.result import LensResult
 from depthprobe.lens.table import Prepared, lens_batch, lens_rows, n_batches, prepare_items
 from depthprobe.lens.targets import Node, Target, resolve
+from depthprobe.lens.tokens import browse_depths, browsed, token_batch, token_rows
 
-__all__ = ["Node", "Prepared", "Target", "lens_batch", "lens_rows", "n_batches", "prepare_items", "resolve"]
+__all__ = [
+    "LENSES", "LensResult", "Node", "Prepared", "Target", "browse_depths", "browsed", "lens_batch", "lens_rows",
+    "logit_lens", "n_batches", "prepare_items", "resolve", "token_batch", "token_rows",
+]  # fmt: skip

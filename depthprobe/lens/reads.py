@@ -8,7 +8,7 @@ prompt; otherwise whole sequences are run. The tests hold both to the same numbe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from depthprobe.depth import Capture, Coordinate, DepthModel, continue_cache
 from depthprobe.errors import UserError
 from depthprobe.lens.targets import Path, Target
+from depthprobe.lens.vocabulary import not_finite
 
 #: A common prefix is run apart only if that leaves at most this share of the (padded) tokens.
 _WORTH_SHARING = 0.8
@@ -86,7 +87,7 @@ def padded(rows: Sequence[Sequence[int]], pad: int, side: str = "left") -> tuple
 
 
 def _run(model: DepthModel, rows: Sequence[Sequence[int]], keep_cache: bool = False) -> Capture:
-    ids, mask = padded(rows, _pad(model))
+    ids, mask = padded(rows, pad_id(model))
     return model.capture(ids, mask, keep_cache=keep_cache)
 
 
@@ -94,29 +95,50 @@ def _run_prompts(
     model: DepthModel, prompts: list[Path], stories: list[str], keep_cache: bool, share: bool
 ) -> Capture:
     """Capture at the end of each prompt; prompts of one story share the run of what they have in common."""
-    shared = _common_prefixes(prompts, stories) if share else {}
+    split = split_stories(prompts, stories) if share else None
+    if split is None:
+        return _run(model, prompts, keep_cache)
+    ids, mask = padded(split.prefixes, pad_id(model))
+    prefix = model.capture(ids, mask, coordinates=(), keep_cache=True, logits=False)
+    rows = torch.tensor(split.owners, device=model.device)
+    return _continue(model, prefix, rows, split.rests, keep_cache)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Prompts as what those of one story begin with, and the rest (at least one token) of each.
+
+    Attributes:
+        prefixes: one for each story.
+        owners: index of the prefix of each prompt.
+        rests: what each prompt goes on with.
+    """
+
+    prefixes: tuple[Path, ...]
+    owners: tuple[int, ...]
+    rests: tuple[Path, ...]
+
+
+def split_stories(prompts: Sequence[Path], stories: Sequence[str]) -> Split | None:
+    """Prompts split where their stories end; None if that would save too little."""
+    shared = _common_prefixes(prompts, stories)
     if not shared:
-        return _run(model, prompts, keep_cache)
+        return None
     order = list(shared)
-    index = [order.index(story) for story in stories]
-    rests = [prompt[shared[story] :] for prompt, story in zip(prompts, stories, strict=True)]
-    width = max(shared.values())
-    if len(order) * width + len(rests) * max(map(len, rests)) > _WORTH_SHARING * len(prompts) * max(
-        map(len, prompts)
-    ):
-        return _run(model, prompts, keep_cache)
-    prefixes = [prompts[stories.index(story)][: shared[story]] for story in order]
-    ids, mask = padded(prefixes, _pad(model))
-    prefix = model.capture(ids, mask, coordinates=(), keep_cache=True)
-    rows = torch.tensor(index, device=model.device)
-    return _continue(model, prefix, rows, rests, keep_cache)
+    rests = tuple(prompt[shared[story] :] for prompt, story in zip(prompts, stories, strict=True))
+    apart = len(order) * max(shared.values()) + len(rests) * max(map(len, rests))
+    if apart > _WORTH_SHARING * len(prompts) * max(map(len, prompts)):
+        return None
+    first = {story: prompt for prompt, story in zip(reversed(prompts), reversed(stories), strict=True)}
+    prefixes = tuple(first[story][: shared[story]] for story in order)
+    return Split(prefixes, tuple(order.index(story) for story in stories), rests)
 
 
 def _continue(
     model: DepthModel, before: Capture, rows: Tensor, suffixes: Sequence[Path], keep_cache: bool = False
 ) -> Capture:
     """Run suffixes, each behind one of the rows of an earlier capture that kept its cache."""
-    ids, mask = padded(suffixes, _pad(model), "right")
+    ids, mask = padded(suffixes, pad_id(model), "right")
     whole = torch.cat([before.attention_mask[rows], mask.to(model.device)], dim=1)
     return model.capture(ids, whole, cache=continue_cache(before.cache, rows), keep_cache=keep_cache)
 
@@ -137,15 +159,35 @@ def _common_prefixes(prompts: Sequence[Path], stories: Sequence[str]) -> dict[st
 
 
 def _check(model: DepthModel, capture: Capture, names: Sequence[str]) -> None:
-    bad = capture.logits.isnan().any(-1)
-    if bool(bad.any()):
-        where = f"item {names[int(bad.nonzero()[0])]}"
-        remedy = "the weights may be damaged; in half precision, try --dtype float32"
-        raise UserError(f"{model.name} gives NaN logits", where=where, remedy=remedy)
+    assert capture.logits is not None
+    check_logits(model, capture.logits, lambda row: f"item {names[row]}", capture.states)
     model.check_identity(capture)
 
 
-def _pad(model: DepthModel) -> int:
+def check_logits(
+    model: DepthModel, logits: Tensor, name: Callable[[int], str], states: Mapping[Coordinate, Tensor]
+) -> None:
+    """The model's own logits [N, V] are numbers. Raises UserError; `name` says what a row is called.
+
+    A token that a model rules out with −inf is none of the damage. If a state [N, d] has overflowed, the first
+    depth at which that is seen is named.
+    """
+    bad = (logits.isnan() | (logits == torch.inf)).any(-1)
+    if not bool(bad.any()):
+        return
+    row = int(bad.nonzero()[0])
+    for coordinate, state in states.items():
+        if bool(state[row].isinf().any()):
+            raise not_finite(model, state[row], coordinate, name(row))
+    if bool(logits[row].isnan().any()):
+        remedy = "the weights may be damaged; in half precision, try --dtype float32"
+        raise UserError(f"{model.name} gives NaN logits", where=name(row), remedy=remedy)
+    dtype = str(logits.dtype).removeprefix("torch.")
+    what = f"the logits of {model.name} overflow {dtype} (its largest number is {torch.finfo(logits.dtype).max:.5g})"
+    raise UserError(what, where=name(row), remedy="run it with --dtype float32 or bfloat16")
+
+
+def pad_id(model: DepthModel) -> int:
     """Any id serves: padding is masked. The tokenizer's own where it has one."""
     pad = getattr(model.tokenizer, "pad_token_id", None)
     return int(pad) if isinstance(pad, int) and 0 <= pad < model.vocab_size else 0

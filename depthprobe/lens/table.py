@@ -31,6 +31,7 @@ from depthprobe.lens.scores import (
     score_depth,
 )
 from depthprobe.lens.targets import Target, resolve
+from depthprobe.lens.words import Words
 from depthprobe.tasks.intervals import cluster_of
 from depthprobe.tasks.items import Item
 
@@ -50,8 +51,14 @@ class Prepared:
     too_long: tuple[str, ...]
 
 
-def prepare_items(model: DepthModel, items: Sequence[Item], *, skip_too_long: bool = False) -> Prepared:
+def prepare_items(
+    model: DepthModel, items: Sequence[Item], *, skip_too_long: bool = False, bos: str = "tokenizer", chat: bool = False
+) -> Prepared:
     """Resolve the targets of items under the model's tokenizer.
+
+    Args:
+        skip_too_long: leave out what exceeds the context.
+        bos, chat: as `targets.resolve` takes them.
 
     Raises:
         UserError: no items; two items of one id; a question or answer that the tokenizer cannot express; an
@@ -67,7 +74,7 @@ def prepare_items(model: DepthModel, items: Sequence[Item], *, skip_too_long: bo
     targets: list[Target] = []
     too_long: list[str] = []
     limit = model.context_length
-    for target in resolve(model.tokenizer, items):
+    for target in resolve(model.tokenizer, items, bos=bos, chat=chat):
         if limit is None or target.n_positions <= limit:
             targets.append(target)
         elif skip_too_long:
@@ -138,7 +145,7 @@ def _lens_table(
         return list(values) * n_items
 
     top_ids = stacked(0, "top_ids")  # [items, depths, 5]
-    words = _Decoder(model.tokenizer)
+    words = Words(model.tokenizer)
     top_words = [[words(token) for token in row] for row in top_ids.reshape(-1, top_ids.shape[-1]).tolist()]
     logprob = stacked(0, "target_logprob")
     last = [depth == n_depths - 1 for depth in range(n_depths)]
@@ -229,6 +236,7 @@ def _item_row(target: Target) -> dict[str, object]:
         "answer": item.answer,
         "plausible": list(item.plausible),
         "candidates": list(item.candidates),
+        "chance": 1.0 / len(dict.fromkeys(item.candidates)),
         "chain_relations": list(item.chain_relations),
         "text": item.text,
         "facts": facts,
@@ -241,17 +249,3 @@ def _item_row(target: Target) -> dict[str, object]:
         "seed": item.seed,
     }
 
-
-class _Decoder:
-    """Token id → text, remembered; ids that the tokenizer does not have read as <id>."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._size = len(tokenizer)
-        self._known: dict[int, str] = {}
-
-    def __call__(self, token: int) -> str:
-        if token not in self._known:
-            text = self._tokenizer.decode([token]) if token < self._size else ""
-            self._known[token] = text or f"<{token}>"
-        return self._known[token]

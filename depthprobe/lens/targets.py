@@ -14,8 +14,12 @@ probabilities of the right turn at each branching:
 so that the scores of all candidates are disjoint events and add up to at most 1. A branching is read by one
 more state, at the last token of the common part (`Target.nodes`).
 
-BOS: whatever the tokenizer puts before a text by default is kept (and stored: `bos`, `prompt_ids`), what it
-puts behind is dropped, and a prompt that spells out its BOS does not get a second one.
+BOS: by default ("tokenizer") whatever the tokenizer puts before a text is kept (and stored: `bos`,
+`prompt_ids`), what it puts behind is dropped, and a prompt that spells out its BOS does not get a second one.
+"always" puts one in front where there is none, "never" takes away what is there.
+
+A chat template, on request, makes the prompt the user's turn and lets the answer begin the assistant's, without
+a space before it.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from depthprobe.errors import UserError
 from depthprobe.tasks.items import Item
 
 Path = tuple[int, ...]
+BOS = ("tokenizer", "always", "never")
 _CHUNK = 64  # items tokenised together
 
 
@@ -94,32 +99,80 @@ class Target:
         return len(self.prompt_ids) + longest
 
 
-def resolve(tokenizer: Any, items: Sequence[Item]) -> Iterator[Target]:
+def resolve(
+    tokenizer: Any, items: Sequence[Item], *, bos: str = "tokenizer", chat: bool = False
+) -> Iterator[Target]:
     """Targets of items, in order.
+
+    Args:
+        bos: what stands in front of a prompt, of `BOS`.
+        chat: whether prompts go through the tokenizer's chat template.
 
     Raises:
         UserError: no tokenizer; a prompt or an answer that it cannot express; tokens that merge across the
-            boundary; two candidates with the same tokens.
+            boundary; two candidates with the same tokens; a BOS or a chat template that it does not have.
     """
     if tokenizer is None:
         raise UserError("the model has no tokenizer", remedy="put one beside the weights")
+    check_bos(tokenizer, bos)
+    if chat:
+        check_chat(tokenizer)
     rest = iter(items)
     while chunk := list(islice(rest, _CHUNK)):
         words = [_words(item) for item in chunk]
-        prompts = _encode(tokenizer, [item.text for item in chunk])
-        framed = _encode(tokenizer, [item.text for item in chunk], special=True)
+        texts = [
+            chat_prompt(tokenizer, item.text, f"item {item.id}") if chat else item.text for item in chunk
+        ]
+        prompts = encode(tokenizer, texts)
+        # a template writes its special tokens itself
+        framed = prompts if chat else encode(tokenizer, texts, special=True)
         whole = iter(
-            _encode(
+            encode(
                 tokenizer,
                 [
-                    item.text + item.continuation(word)
-                    for item, kinds in zip(chunk, words, strict=True)
+                    text + (word if chat else item.continuation(word))
+                    for text, item, kinds in zip(texts, chunk, words, strict=True)
                     for word in kinds
                 ],
             )
         )
         for item, kinds, plain, full in zip(chunk, words, prompts, framed, strict=True):
-            yield _target(tokenizer, item, kinds, plain, full, list(islice(whole, len(kinds))))
+            yield _target(tokenizer, item, kinds, plain, full, list(islice(whole, len(kinds))), bos)
+
+
+def check_bos(tokenizer: Any, bos: str) -> None:
+    """Raise UserError unless `bos` is one of `BOS` and the tokenizer can do it."""
+    if bos not in BOS:
+        raise UserError(f"there is no '{bos}'", where="bos", remedy=f"one of {', '.join(BOS)}")
+    if bos == "always" and tokenizer.bos_token_id is None:
+        raise UserError("the tokenizer has no BOS token", where="bos", remedy="ask for 'tokenizer' or 'never'")
+
+
+def with_bos(tokenizer: Any, ids: Path, bos: str) -> Path:
+    """A prompt's ids with the BOS tokens that are asked for in front."""
+    own = tokenizer.bos_token_id
+    if own is None or bos == "tokenizer":
+        return ids
+    first = next((place for place, token in enumerate(ids) if token != own), len(ids))
+    return (own, *ids[first:]) if bos == "always" else ids[first:]
+
+
+def check_chat(tokenizer: Any) -> None:
+    """Raise UserError unless the tokenizer has a chat template."""
+    if not getattr(tokenizer, "chat_template", None):
+        remedy = "ask without it, or take a chat model"
+        raise UserError("the tokenizer has no chat template", where="chat", remedy=remedy)
+
+
+def chat_prompt(tokenizer: Any, text: str, where: str) -> str:
+    """A text as the user's turn, up to where the assistant's begins; `where` is for an error."""
+    try:
+        return tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # whatever a template's own code raises
+        what = f"the tokenizer's chat template fails: {' '.join(str(error).split())}"
+        raise UserError(what, where=where, remedy="ask without it") from error
 
 
 def branchings(paths: Sequence[Path]) -> tuple[tuple[Node, ...], tuple[tuple[tuple[int, int], ...], ...]]:
@@ -159,6 +212,7 @@ def _target(
     plain: list[int],
     full: list[int],
     whole: list[list[int]],
+    bos: str,
 ) -> Target:
     where = f"item {item.id}"
     unknown = tokenizer.unk_token_id
@@ -186,7 +240,9 @@ def _target(
             what = f"the tokenizer gives the answers '{twins[path]}' and '{word}' the same tokens"
             raise UserError(what, where=where, remedy="give other candidates, or another model")
         twins[path] = word
-    prompt = _frame(tokenizer, plain, full)
+    prompt = with_bos(tokenizer, frame(tokenizer, plain, full), bos)
+    if not prompt:
+        raise UserError("the question has no tokens", where=where, remedy="give it a text")
     nodes, turns = branchings(paths)
     return Target(
         item=item,
@@ -202,7 +258,7 @@ def _target(
     )
 
 
-def _frame(tokenizer: Any, plain: list[int], full: list[int]) -> Path:
+def frame(tokenizer: Any, plain: list[int], full: list[int]) -> Path:
     """The prompt with what the tokenizer puts in front (and without what it puts behind)."""
     for start in range(len(full) - len(plain) + 1):
         if full[start : start + len(plain)] == plain:
@@ -213,7 +269,7 @@ def _frame(tokenizer: Any, plain: list[int], full: list[int]) -> Path:
     return tuple(plain)  # special tokens change the text's own tokens: leave them out
 
 
-def _encode(tokenizer: Any, texts: list[str], *, special: bool = False) -> list[list[int]]:
+def encode(tokenizer: Any, texts: list[str], *, special: bool = False) -> list[list[int]]:
     out = tokenizer(
         texts,
         add_special_tokens=special,

@@ -98,7 +98,9 @@ def analyze(
 
     opened = load(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
     told("tokens", 0, 1)
-    prepared = prepare_items(opened, items, skip_too_long=config.skip_too_long)
+    prepared = prepare_items(
+        opened, items, skip_too_long=config.skip_too_long, bos=config.bos, chat=config.chat
+    )
     if prepared.too_long:
         say(f"{len(prepared.too_long)} items exceed the model's context and are left out")
     identity = {
@@ -116,7 +118,7 @@ def analyze(
             say(f"this run is finished already: {folder}")
         else:
             try:
-                _compute(run, opened, prepared, config, items, told)
+                _compute(run, opened, prepared, config, items, told, say)
             except BaseException:
                 run.remove_if_empty()
                 raise
@@ -135,6 +137,7 @@ def _compute(
     config: AnalyzeConfig,
     items: list[Any],
     told: Progress,
+    say: Callable[[str], None],
 ) -> None:
     from depthprobe.lens import lens_rows, n_batches
 
@@ -146,6 +149,7 @@ def _compute(
         run.write_part("lens", number, rows)
         done.add(number)
         told("lens", min(len(done) * config.batch_size, n_items), n_items)
+    n_browsed = _browse(run, model, prepared, config, told, say)
     run.write_table("items", prepared.table)
     lens = run.join_parts("lens", n_parts)
     told("shortcuts", 0, 1)
@@ -165,8 +169,36 @@ def _compute(
         "stories": prepared.table.select("task", "story").n_unique(),
         "too_long": len(prepared.too_long),
         "lens_rows": lens.height,
+        "browsed": n_browsed,
     }
     run.finish(counts=counts, summary=summary)
+
+
+def _browse(
+    run: RunFolder,
+    model: DepthModel,
+    prepared: Prepared,
+    config: AnalyzeConfig,
+    told: Progress,
+    say: Callable[[str], None],
+) -> int:
+    """The table `tokens`, unless nobody wants it; returns how many items it has."""
+    from depthprobe.lens import browsed, n_batches, token_rows
+
+    if config.browse == 0:
+        return 0
+    chosen = browsed(model, prepared.targets, config.browse)
+    n_items = len(chosen)
+    if config.browse is None and n_items < len(prepared.targets):
+        say(f"the browser shows {n_items} of {len(prepared.targets)} questions token by token; --browse asks for more")
+    done = run.parts("tokens")
+    told("words", min(len(done) * config.batch_size, n_items), n_items)
+    for number, rows in token_rows(model, chosen, config.batch_size, done=done):
+        run.write_part("tokens", number, rows)
+        done.add(number)
+        told("words", min(len(done) * config.batch_size, n_items), n_items)
+    run.join_parts("tokens", n_batches(n_items, config.batch_size))
+    return n_items
 
 
 def _about(model: DepthModel, config: AnalyzeConfig) -> dict[str, Any]:

@@ -22,6 +22,7 @@ __all__ = ["DEFAULT_SEED", "AnalyzeConfig", "parse_hops", "read_config"]
 
 TASKS = ("kinship", "follow")
 SPLITS = ("heldout", "train", "any")
+BOS = ("tokenizer", "always", "never")  # `lens.targets.BOS`, which would import torch
 MOST_HOPS = 8
 
 #: The recipes of our own models count their seeds from 0. Stories of another seed come from other families.
@@ -60,6 +61,10 @@ class AnalyzeConfig:
         seed: of the stories and of the bootstrap.
         skip_too_long: leave out items that exceed the model's context instead of refusing them.
         resamples: bootstrap draws.
+        bos: the BOS token in front of a prompt: as the "tokenizer" has it, "always" or "never".
+        chat: put prompts through the tokenizer's chat template.
+        browse: items that the report's browser shows token by token, 0 for none; None: all that can be read
+            cheaply (`lens.tokens`).
     """
 
     model: str = "follow-demo"
@@ -79,6 +84,9 @@ class AnalyzeConfig:
     seed: int = DEFAULT_SEED
     skip_too_long: bool = False
     resamples: int = 2000
+    bos: str = "tokenizer"
+    chat: bool = False
+    browse: int | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> AnalyzeConfig:
@@ -250,4 +258,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "seed": _whole(0),
     "skip_too_long": _flag,
     "resamples": _whole(100),
+    "bos": _one_of(BOS),
+    "chat": _flag,
+    "browse": _whole(0),
 }

@@ -146,3 +146,29 @@ def test_scores_are_disjoint(paths: list[tuple[int, ...]]) -> None:
             node.suffix for node in nodes if path[: len(node.suffix)] == node.suffix
         }
     assert total == pytest.approx(1.0)
+
+
+def test_bos_is_put_and_taken_away() -> None:
+    made = item()
+    with_bos, without = word_tokenizer(texts(made)), byte_tokenizer(texts(made))
+    plain = target(word_tokenizer(texts(made), bos=False), made).prompt_ids
+    never = next(resolve(with_bos, [made], bos="never"))
+    assert never.prompt_ids == plain and not never.bos
+    assert next(resolve(with_bos, [made], bos="always")).prompt_ids == (1, *plain)
+    assert without.bos_token_id is None and without.pad_token_id is None and not target(without, made).bos
+    with pytest.raises(UserError, match=r"the tokenizer has no BOS token .bos.: ask for"):
+        next(resolve(without, [made], bos="always"))
+
+
+def test_a_chat_template_opens_the_assistants_turn() -> None:
+    made = item(("son", "father"))
+    tokenizer = byte_tokenizer(texts(made))
+    with pytest.raises(UserError, match="the tokenizer has no chat template"):
+        next(resolve(tokenizer, [made], chat=True))
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
+    got = next(resolve(tokenizer, [made], chat=True))
+    assert tokenizer.decode(got.prompt_ids) == f"<user>{made.text}<assistant>"
+    assert [tokenizer.decode(path) for path in got.paths] == ["son", "father"]
+    tokenizer.chat_template = "{{ raise_exception('no users') }}"
+    with pytest.raises(UserError, match=r"chat template fails: no users .item s/k1."):
+        next(resolve(tokenizer, [made], chat=True))

@@ -45,7 +45,7 @@ def final_tables(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_run_holds_all_tables(whole: AnalyzeResult) -> None:
-    names = {"items", "lens", "shortcuts", "settling", "accuracy", "slopes", "differences"}
+    names = {"items", "lens", "tokens", "shortcuts", "settling", "accuracy", "slopes", "differences"}
     names |= {"exits", "fixed_exits", "exits_by_hops"}
     assert {name.removesuffix(".parquet") for name in final_tables(whole.folder)} == names
     assert sorted(os.listdir(whole.folder)) == ["manifest.json", "report.html", "tables"]
@@ -65,7 +65,7 @@ def test_the_manifest_says_what_was_run(whole: AnalyzeResult, tiny: Path) -> Non
     assert manifest["schema_version"] == 1
     assert manifest["status"] == "finished"
     assert manifest["config"]["model"] == str(tiny)
-    assert manifest["counts"] == {"items": 30, "stories": 10, "too_long": 0, "lens_rows": 30 * 7}
+    assert manifest["counts"] == {"items": 30, "stories": 10, "too_long": 0, "lens_rows": 30 * 7, "browsed": 30}
     assert len(manifest["model"]["fingerprint"]) == 64
     assert manifest["summary"]["headline"] == whole.summary["headline"]
     assert manifest["started"] <= manifest["finished"]
@@ -112,12 +112,12 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, nth: int, before: bool) -> None:
 
 @pytest.mark.parametrize(
     ("nth", "before"),
-    [(1, True), (1, False), (4, True), (6, False), (8, True), (8, False), (18, True), (18, False)],
+    [(1, True), (1, False), (4, True), (6, False), (9, True), (12, False), (14, False), (24, True), (24, False)],
 )
 def test_killed_at_any_file_and_resumed(
     whole: AnalyzeResult, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, before: bool
 ) -> None:
-    """1: manifest, 2–6: parts of the lens table, 7–17: final tables (8: lens), 18: manifest, finished."""
+    """1: manifest, 2–6: parts of lens, 7–11: of tokens, 12–23: final tables (12: tokens, 14: lens), 24: finished."""
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         killed_at(patch, nth, before)
@@ -277,5 +277,5 @@ def test_progress_ends_where_it_should(tiny: Path, tmp_path: Path) -> None:
     )
     assert [step[1:] for step in told if step[0] == "lens"] == [(done, 30) for done in (0, 6, 12, 18, 24, 30)]
     assert list(dict.fromkeys(step[0] for step in told)) == [
-        "questions", "model", "tokens", "lens", "shortcuts", "analysis", "report",
+        "questions", "model", "tokens", "lens", "words", "shortcuts", "analysis", "report",
     ]  # fmt: skip

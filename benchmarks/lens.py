@@ -1,0 +1,180 @@
+"""How fast a lens is, and how much memory it takes: against its floor, and against TransformerLens' logit lens.
+
+    python benchmarks/lens.py --json lens.json
+    python benchmarks/lens.py --quick                # under a minute on an idle core
+    python benchmarks/lens.py --model folder-or-name
+
+One process, one thread, one model (SmolLM2-135M in float32; `depthprobe.load("smollm2")` finds it), the same tokens,
+top 5 at every depth. Two uses: the answer position (the last token of each row), and all positions. The floor is
+what no lens can do without: the trunk's forward, and one matrix product of the head with as many states as are read.
+What is compared runs in turn, round by round; a ratio is taken within a round, and its median over rounds is reported
+with the quartiles beside it.
+
+Memory is the kernel's own count: the high-water mark of the process's resident memory (VmHWM, reset before the call)
+above what was resident before it, weights included; blocks of 1 MiB and more are given back to the kernel when freed.
+Ratios of peers: their seconds over ours, our memory over theirs; of the best peer in each. `_best_peer` keys are about
+all positions. tuned-lens and nnterp are peers where they are installed only by name: their absence is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import ctypes
+import gc
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from torch import Tensor
+
+import depthprobe
+from depthprobe.depth import DepthModel
+from depthprobe.lens import logit_lens
+
+#: Rows of the floor's matrix product that are made at once.
+_ROWS = 256
+Call = Callable[[], object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the results there, as flat keys")
+    parser.add_argument("--quick", action="store_true", help="fewer tokens and rounds")
+    parser.add_argument("--model", default="smollm2", help="what to load; default smollm2")
+    options = parser.parse_args()
+    ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
+    torch.set_num_threads(1)
+    model = depthprobe.load(options.model, dtype="float32")
+    bridge = transformer_lens_bridge(model)
+    results: dict[str, Any] = {"model": options.model, "quick": options.quick, "depths": len(model.axis)}
+    for name in ("nnterp", "tuned_lens"):
+        if importlib.util.find_spec(name) is None:
+            results[f"{name}_installed"] = False
+            print(f"{name} is not installed: not compared", file=sys.stderr)
+    rounds = 3 if options.quick else 7
+    uses = {"answer": (4, 32), "all": (1, 24)} if options.quick else {"answer": (8, 96), "all": (2, 64)}
+    for use, (rows, length) in uses.items():
+        ids = torch.randint(5, model.vocab_size - 5, (rows, length), generator=torch.Generator().manual_seed(7))
+        calls = candidates(model, bridge, ids, use)
+        results |= {f"{use}_{key}": value for key, value in measure(calls, rounds).items()}
+        results[f"{use}_rows"], results[f"{use}_tokens"] = rows, length
+    for use in uses:
+        results[f"{use}_over_floor"] = results[f"{use}_ours_over_floor"]
+    if bridge is not None:
+        results["speedup_over_best_peer"] = results["all_peer_over_ours"]
+        results["memory_over_best_peer"] = ratio(results["all_ours_mib"], results["all_transformer_lens_mib"])
+        results["answer_speedup_over_best_peer"] = results["answer_peer_over_ours"]
+        results["answer_memory_over_best_peer"] = ratio(
+            results["answer_ours_mib"], results["answer_transformer_lens_mib"]
+        )
+    for key, value in results.items():
+        print(f"{key:36} {value:.4g}" if isinstance(value, float) else f"{key:36} {value}")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def transformer_lens_bridge(model: DepthModel) -> Any:
+    """A TransformerBridge over a copy of the model, or None where TransformerLens is not installed."""
+    if importlib.util.find_spec("transformer_lens") is None:
+        print("transformer_lens is not installed: not compared", file=sys.stderr)
+        return None
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+    architecture = type(model.model).__name__
+    return build_bridge_from_module(copy.deepcopy(model.model), architecture, hf_config=model.config).eval()
+
+
+def candidates(model: DepthModel, bridge: Any, ids: Tensor, use: str) -> dict[str, Call]:
+    """What is compared, by name."""
+    head: Any = model.model.get_output_embeddings()  # type: ignore[operator]
+    trunk: Any = model.model.get_decoder()  # type: ignore[operator]
+    asked = ids.shape[0] * (1 if use == "answer" else ids.shape[1]) * len(model.axis)
+    states = torch.randn(_ROWS, head.weight.shape[1])
+    logits = torch.empty(_ROWS, head.weight.shape[0])
+
+    @torch.inference_mode()
+    def floor() -> None:
+        trunk(ids, use_cache=False)
+        for start in range(0, asked, _ROWS):
+            rows = min(_ROWS, asked - start)
+            torch.mm(states[:rows], head.weight.T, out=logits[:rows])
+
+    def ours() -> object:
+        return logit_lens(model, ids, "last" if use == "answer" else "all", top_k=5)
+
+    calls: dict[str, Call] = {"floor": floor, "ours": ours}
+    if bridge is not None:
+        from transformer_lens.tools.analysis import logit_lens as module
+
+        peer = getattr(module, "logit_lens", module)  # the package may show the function under the module's name
+        place = -1 if use == "answer" else None
+
+        def transformer_lens() -> object:
+            with torch.no_grad():
+                return peer(bridge, ids, positions=place, top_k=5, return_type="log_probs")
+
+        calls["transformer_lens"] = transformer_lens
+    return calls
+
+
+def measure(calls: dict[str, Call], rounds: int) -> dict[str, float | None]:
+    """Median seconds and peak memory (MiB) of each call, and ratios of seconds within rounds."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    found: dict[str, float | None] = {}
+    for name, call in calls.items():
+        call()  # what is made once (a float32 head, threads, packed weights) is no part of it
+        found[f"{name}_mib"] = peak(call)
+    for _ in range(rounds):
+        for name, call in calls.items():
+            begun = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - begun)
+    for name, values in seconds.items():
+        found[f"{name}_s"] = statistics.median(values)
+        found[f"{name}_min_s"] = min(values)
+    pairs = {"ours_over_floor": ("ours", "floor"), "peer_over_ours": ("transformer_lens", "ours")}
+    for name, (above, below) in pairs.items():
+        if above in seconds and below in seconds:
+            ratios = [a / b for a, b in zip(seconds[above], seconds[below], strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            found |= {name: middle, f"{name}_q1": low, f"{name}_q3": high}
+    return found
+
+
+def peak(call: Call) -> float | None:
+    """MiB of resident memory that a call needs above what was there; None where the kernel does not tell."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _resident("VmRSS")
+        call()
+        return max(0.0, _resident("VmHWM") - before)
+    except OSError:
+        return None
+
+
+def _resident(key: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) / 1024
+    raise OSError(key)
+
+
+def ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+if __name__ == "__main__":
+    main()
