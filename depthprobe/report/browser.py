@@ -248,8 +248,10 @@ def _rows(run: Run, items: pl.DataFrame, lens: pl.DataFrame) -> list[dict[str, A
 
         def depth(name: str, own: dict[str, Any] = own) -> int | None:
             # in loops where the model ends with one, as in the strips: a state within a loop is not made to be read
+            if not run.axis.ends_in_loop:
+                return own[f"{name}_depth"]
             loop = own[f"{name}_loop"]
-            return ends[loop - 1] if loop is not None else None if run.axis.ends_in_loop else own[f"{name}_depth"]
+            return None if loop is None else ends[loop - 1]
 
         rows.append(
             {

@@ -19,6 +19,7 @@ def test_a_cell_is_the_accuracy_of_its_coordinate(deep_run: Path) -> None:
     accuracy, probability = layers_within_loops(task)
     columns = accuracy.spec["layout"]["xaxis"]["ticktext"]
     rows = accuracy.spec["layout"]["yaxis"]["ticktext"]
+    loop_of = {"p": 0, **{str(r): r for r in range(1, 5)}, "c": 5}
     assert columns == ["p", "1", "2", "3", "4", "c"] and rows == ["1", "2", "3", "4", "end"]
     for figure, column in ((accuracy, "accuracy"), (probability, "p_correct")):
         assert len(figure.spec["data"]) == len(task.hops)
@@ -26,12 +27,12 @@ def test_a_cell_is_the_accuracy_of_its_coordinate(deep_run: Path) -> None:
             table = {row["depth"]: row[column] for row in task.accuracy_of[k].iter_rows(named=True)}
             for i, name in enumerate(rows):
                 for j, loop in enumerate(columns):
+                    site = "loop_state" if name == "end" else "resid_post"
+                    layer = 4 if name == "end" else int(name)
                     here = [
                         depth
                         for depth, c in enumerate(run.axis.coordinates)
-                        if c.site != "embed"
-                        and c.loop == {"p": 0, "c": 5}.get(loop, int(loop) if loop.isdigit() else -1)
-                        and (c.site == "loop_state" if name == "end" else (c.site, str(c.layer)) == ("resid_post", name))
+                        if (c.loop, c.layer, c.site) == (loop_of[loop], layer, site)
                     ]
                     assert trace["z"][i][j] == (table[here[0]] if here else None)
                     assert bool(trace["hovertext"][i][j]) == bool(here)

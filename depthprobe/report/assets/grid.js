@@ -104,7 +104,7 @@
     const [at, own] = [told.getBoundingClientRect(), tip.getBoundingClientRect()];
     const left = Math.max(Math.min(at.left, document.documentElement.clientWidth - own.width - 8), 8);
     const below = at.bottom + own.height + 8 < innerHeight;
-    const top = below ? at.bottom + 5 : Math.max(at.top - own.height - 5, 8);
+    const top = below ? at.bottom + 5 : Math.min(Math.max(at.top - own.height - 5, 8), innerHeight - own.height - 8);
     tip.style.transform = `translate(${Math.round(left)}px,${Math.round(top)}px)`;
   }
 
@@ -156,10 +156,10 @@
   });
   cells.addEventListener("click", (event) => cellOf(event)?.focus());
   cells.addEventListener("keydown", walk);
-  // a cell walked to scrolls into view and keeps its card; one under a resting pointer scrolls away from it
+  // a cell walked to scrolls into view and keeps its card; one that scrolls away from the pointer loses it
   const scrolled = () => {
     if (!told) return;
-    if (told === document.activeElement) settle();
+    if (told === document.activeElement || told.matches(":hover")) settle();
     else hide();
   };
   cells.addEventListener("scroll", scrolled, { passive: true });
