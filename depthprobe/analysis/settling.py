@@ -26,9 +26,9 @@ __all__ = [
     "stays_true",
 ]
 
-#: Group → which items. "correct" keeps the questions that the model answers in the end, "all_rungs" those of stories
-#: that it answers at every rung of the ladder. Both are selected by the outcome and are read beside "all", never instead
-#: of it: harder k lose more of "correct", while "all_rungs" has the same stories at every k, but only easy ones.
+#: Group → which items. "correct" keeps the questions that the model answers in the end, "all_rungs" those of
+#: stories that it answers at every rung of the ladder. Both are selected by the outcome and are read beside "all",
+#: never instead of it: harder k lose more of "correct"; "all_rungs" has the same stories at every k, but easy ones.
 GROUPS = ("all", "correct", "all_rungs")
 
 #: What an item settles at, in axis steps, loops and shares of the depth. `correct_*` exist only for items that end so.

@@ -11,8 +11,8 @@ def accuracy_markdown(run: Run) -> str:
     """One table per task: a row for each hops; the loop ends (or, without loops, the axis' ticks) as columns.
 
     Cells are the share of questions whose best candidate is the answer; the last depth has its 95 % interval. Then the
-    strongest shortcut and, for a model with a gate, the mean depth at which it leaves. Below it the change of the settling
-    depth per hop, of each group of questions.
+    strongest shortcut and, for a model with a gate, the mean depth at which it leaves. Below it the change of the
+    settling depth per hop, of each group of questions.
     """
     return "\n\n".join(_table(run, task) for task in run.tasks)
 

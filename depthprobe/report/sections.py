@@ -308,9 +308,9 @@ def _groups(task: Task) -> tuple[Block, ...]:
     rows = tuple((f"k = {k}", *(shown(k, group) for group in GROUPS)) for k in task.hops)
     block = Block(
         "Is it the same for questions answered right?",
-        "Both groups beside “all questions” are selected by the outcome. Of “answered right” harder k lose more; “every "
-        "rung right” holds the same stories at every k, those that the model answers at each of them, so it compares like "
-        "with like, but only for stories that are easy for this model.",
+        "Both groups beside “all questions” are selected by the outcome. Of “answered right” harder k lose more; "
+        "“every rung right” holds the same stories at every k, those that the model answers at each of them: it compares "
+        "like with like, but only for stories that are easy for this model.",
         table=Grid(head, rows, "settling_by_hops"),
         table_title=f"Mean settling depth in {unit}, with 95 % intervals",
     )

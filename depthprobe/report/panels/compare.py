@@ -14,7 +14,13 @@ from depthprobe.report.text import number, percent, percent_interval
 
 __all__ = ["compare_accuracy"]
 
-_MARKS = (("model", "circle", "solid"), ("rival", "diamond", "dash"), ("gate", "square", "dot"), ("other", "x", "dashdot"))
+#: token, symbol and dash of the first, second, … model
+_MARKS = (
+    ("model", "circle", "solid"),
+    ("rival", "diamond", "dash"),
+    ("gate", "square", "dot"),
+    ("other", "x", "dashdot"),
+)
 
 
 def compare_accuracy(tasks: Mapping[str, Task], hops: int) -> Figure:
