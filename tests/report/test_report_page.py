@@ -14,9 +14,20 @@ import polars as pl
 import pytest
 from plotly.graph_objects import Figure as PlotlyFigure
 from plotly.offline import get_plotlyjs
+from synthetic import looped_axis, write_run
 
 from depthprobe.errors import UserError
-from depthprobe.report import Figure, read_run, render, write_report
+from depthprobe.report import (
+    Figure,
+    accuracy_markdown,
+    compare_accuracy,
+    probability_curves,
+    read_run,
+    render,
+    use_theme,
+    write_report,
+)
+from depthprobe.report.palette import THEMES
 from depthprobe.report.sections import section
 
 _VOID = {"meta", "link", "br", "img", "input", "hr"}
