@@ -9,6 +9,7 @@ with the words and the table that say the same to someone who cannot see it.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class Key:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Figure:
     """One panel.
 
@@ -77,8 +78,14 @@ class Figure:
 
         return standalone(self, theme, n_hops)
 
-    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> Any:
-        return self.plotly()._repr_mimebundle_(*args, **kwargs)
+    def __repr__(self) -> str:
+        return f"Figure({self.id!r}: {self.title})"
+
+    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Drawn by plotly's default renderer; as plotly's own type of data where that opens a window instead."""
+        drawn = self.plotly()
+        bundle: dict[str, Any] = drawn._repr_mimebundle_(*args, **kwargs)
+        return bundle or {"application/vnd.plotly.v1+json": json.loads(drawn.to_json())}
 
     def csv(self) -> str:
         """The sheet as CSV: full column names, six decimals, nothing for a missing number."""
