@@ -309,8 +309,8 @@ def _groups(task: Task) -> tuple[Block, ...]:
     block = Block(
         "Is it the same for questions answered right?",
         "Both groups beside “all questions” are selected by the outcome. Of “answered right” harder k lose more; "
-        "“every rung right” holds the same stories at every k, those that the model answers at each of them: it compares "
-        "like with like, but only for stories that are easy for this model.",
+        "“every rung right” holds the same stories at every k, those that the model answers at each of them: it "
+        "compares like with like, but only for stories that are easy for this model.",
         table=Grid(head, rows, "settling_by_hops"),
         table_title=f"Mean settling depth in {unit}, with 95 % intervals",
     )

@@ -81,7 +81,11 @@ def test_earlier_and_shortcuts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "hops", "words"), [(5, (3,), "no paired slope"), (5, (1, 2), "is not told: too few clusters (5 of 50): ask for more stories with --n")]
+    ("n", "hops", "words"),
+    [
+        (5, (3,), "no paired slope"),
+        (5, (1, 2), "is not told: too few clusters (5 of 50): ask for more stories with --n"),
+    ],
 )
 def test_too_little_to_say(n: int, hops: tuple[int, ...], words: str) -> None:
     assert words in summary(settle=lambda rng, story, k: k, n_stories=n, hops=hops)["headline"]
