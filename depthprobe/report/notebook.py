@@ -86,7 +86,7 @@ def standalone(figure: Figure, theme: str | None = None, n_hops: int | None = No
             trace["showlegend"] = trace["type"] == "scatter" and "name" in trace
     for key in figure.keys:
         colour = f"var(--{key.token})"
-        marker = {"symbol": _SYMBOLS.get(key.mark, "circle"), "size": 10, "color": colour}
+        marker: dict[str, Any] = {"symbol": _SYMBOLS.get(key.mark, "circle"), "size": 10, "color": colour}
         marker["line"] = {"color": colour, "width": 1.6}
         spec["data"].append(
             {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "marker": marker, "name": key.name}
