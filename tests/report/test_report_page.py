@@ -151,7 +151,7 @@ def test_looped_model_is_told_in_loops(looped_run: Path) -> None:
 
 
 def test_enough_clusters_have_slopes_in_three_groups(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", looped_axis(6), tasks=("follow",), hops=(1, 2), n_stories=80)
+    run = write_run(tmp_path / "run", looped_axis(), tasks=("follow",), n_stories=80)
     text = _page(run).text
     assert "family-demo settles on its answer later the more hops are asked" in text
     assert "loops per hop, 95 % interval" in text
