@@ -141,8 +141,28 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "correct_loop": pl.Int32(),
         "plausible_loop": pl.Int32(),
         "earliest_equal_loop": pl.Int32(),
+        # the same as a share of the model's depth, 0 … 1: at loop ends (r/R, if nothing stands before or behind the
+        # loops), and behind the last, for a model with loops; at every layer (l/L) else
+        "settling_relative": pl.Float64(),
+        "correct_relative": pl.Float64(),
+        "plausible_relative": pl.Float64(),
+        "earliest_equal_relative": pl.Float64(),
         "gate_exit": pl.Int32(),  # Q-exit loop at the model's own q
         "expected_depth": pl.Float32(),  # in loops, under the gate's stopping distribution
+        "all_rungs": pl.Boolean(),  # the story was asked at every hop count of its task and is answered right at each
+    },
+    # the mean of a quantity of `settling` at one hop count, over the items that have it
+    "settling_by_hops": {
+        "task": pl.String(),
+        "hops": pl.Int32(),
+        "quantity": pl.String(),
+        "group": pl.String(),  # "all" | "correct" | "all_rungs": the last two are selected by the outcome
+        "mean": pl.Float64(),
+        "low": pl.Float64(),
+        "high": pl.Float64(),
+        "never": pl.Float64(),  # share of the group's items that do not have it
+        "n_items": pl.Int64(),  # of the group, with it or without
+        "n_clusters": pl.Int64(),
     },
     "accuracy": {
         "task": pl.String(),
@@ -150,6 +170,7 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "depth": pl.Int32(),
         "loop": pl.Int32(),
         "layer": pl.Int32(),
+        "relative_depth": pl.Float64(),  # depth / last depth: 0 is the embedding, 1 what the model's head reads
         "accuracy": pl.Float64(),
         "low": pl.Float64(),
         "high": pl.Float64(),
@@ -161,17 +182,18 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "p_plausible_high": pl.Float64(),
         "n": pl.Int64(),
     },
-    # change of a quantity per hop, paired by story
+    # change of a quantity per hop, paired by story; refused (null, with a reason) from too few clusters
     "slopes": {
         "task": pl.String(),
         "quantity": pl.String(),
-        "group": pl.String(),  # "all" | "correct"
+        "group": pl.String(),  # "all" | "correct" | "all_rungs": the last two are selected by the outcome
         "slope": pl.Float64(),
         "low": pl.Float64(),
         "high": pl.Float64(),
         "n_clusters": pl.Int64(),
         "n_stories": pl.Int64(),
         "n_items": pl.Int64(),
+        "reason": pl.String(),  # why there is no slope; null where there is one
     },
     # a difference of two quantities on the same items, averaged within stories and then over them
     "differences": {
@@ -232,6 +254,9 @@ NULLABLE: dict[str, frozenset[str]] = {
             "correct_loop",
             "plausible_loop",
             "earliest_equal_loop",
+            "correct_relative",
+            "plausible_relative",
+            "earliest_equal_relative",
             "gate_exit",
             "expected_depth",
         }
@@ -239,7 +264,8 @@ NULLABLE: dict[str, frozenset[str]] = {
     "accuracy": frozenset(
         {"low", "high", "p_correct_low", "p_correct_high", "p_plausible_low", "p_plausible_high"}
     ),
-    "slopes": frozenset({"slope", "low", "high"}),
+    "settling_by_hops": frozenset({"mean", "low", "high"}),
+    "slopes": frozenset({"slope", "low", "high", "reason"}),
     "differences": frozenset({"difference", "low", "high"}),
     "exits": frozenset({"low", "high", "gain_low", "gain_high"}),
     "fixed_exits": frozenset({"low", "high"}),

@@ -15,12 +15,14 @@ from __future__ import annotations
 from depthprobe.analysis.accuracy import accuracy_table
 from depthprobe.analysis.exits import exits_by_hops_table, exits_table, fixed_exits_table
 from depthprobe.analysis.grid import DepthGrid
-from depthprobe.analysis.settling import settling_table
-from depthprobe.analysis.slopes import differences_table, slopes_table
+from depthprobe.analysis.settling import GROUPS, settling_by_hops_table, settling_table
+from depthprobe.analysis.slopes import MIN_CLUSTERS, differences_table, slopes_table
 from depthprobe.analysis.summary import summarise
 from depthprobe.analysis.whole import TABLES, analyse
 
 __all__ = [
+    "GROUPS",
+    "MIN_CLUSTERS",
     "TABLES",
     "DepthGrid",
     "accuracy_table",
@@ -29,6 +31,7 @@ __all__ = [
     "exits_by_hops_table",
     "exits_table",
     "fixed_exits_table",
+    "settling_by_hops_table",
     "settling_table",
     "slopes_table",
     "summarise",

@@ -32,7 +32,7 @@ def _cell(grid: DepthGrid, task: str, hops: int, seed: int, resamples: int) -> p
     rows = grid.hops == hops
     clusters = grid.cell_clusters[rows]
     share, low, high = proportion(grid.columns["candidate_correct"][rows], clusters)
-    columns: dict[str, object] = {"accuracy": share, "low": low, "high": high}
+    columns: dict[str, object] = {"relative_depth": grid.relative_depth, "accuracy": share, "low": low, "high": high}
     for name in ("p_correct", "p_plausible"):
         values = mean_interval(grid.columns[name][rows], clusters, resamples=resamples, seed=seed)
         columns |= dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))

@@ -129,6 +129,24 @@ class DepthGrid:
         return ends if len(ends) > 1 else ends[:0]
 
     @property
+    def relative_depth(self) -> np.ndarray:
+        """[D] float64 in 0 … 1: depth as a share of the last one, so that models of different sizes compare.
+
+        Layer l of L lies at l/L and the end of loop r of R at r/R; with a prelude or a coda a loop's end lies at its
+        share of all layers that are executed.
+        """
+        depth = self.axis["depth"].to_numpy().astype(np.float64)
+        return depth / max(depth[-1], 1.0)
+
+    @property
+    def read_depths(self) -> np.ndarray:
+        """[E] int64: columns whose states are made to be read. With loops their ends, and what lies behind the last."""
+        ends = self.loop_ends
+        if len(ends) == 0:
+            return np.arange(self.axis.height)
+        return np.append(ends, np.arange(ends[-1] + 1, self.axis.height))
+
+    @property
     def gate_cdf(self) -> np.ndarray | None:
         """[I, R] float32: the chance of having left by each loop, 1 at the last; None without a gate."""
         ends = self.loop_ends

@@ -2,7 +2,8 @@
 
 A ladder asks one story at every k, so length and content are held equal: the slope is fitted within each
 story (least squares on k) and averaged over stories, each counting once; the interval draws whole clusters of
-stories. Stories with fewer than two hop counts say nothing about a slope and drop out.
+stories. Stories with fewer than two hop counts say nothing about a slope and drop out. A slope from fewer than
+`MIN_CLUSTERS` clusters is refused: such a sample is too small for a claim about depth, whatever its interval.
 """
 
 from __future__ import annotations
@@ -13,27 +14,15 @@ import polars as pl
 from depthprobe import tables
 from depthprobe.analysis.bootstrap import by_cluster, mean_interval
 from depthprobe.analysis.grid import DepthGrid, with_clusters
-from depthprobe.analysis.settling import q_exit
+from depthprobe.analysis.settling import GROUPS, SETTLING, in_group, q_exit
 
-__all__ = ["QUANTITIES", "differences_table", "slopes_table", "story_slopes"]
+__all__ = ["MIN_CLUSTERS", "QUANTITIES", "differences_table", "slopes_table", "story_slopes"]
 
-#: Columns of `settling` whose slope is reported. `correct_*` exist only for items that end correct.
-QUANTITIES = (
-    "settling_depth",
-    "correct_depth",
-    "plausible_depth",
-    "earliest_equal_depth",
-    "settling_loop",
-    "correct_loop",
-    "plausible_loop",
-    "earliest_equal_loop",
-    "gate_exit",
-    "expected_depth",
-)
+#: Columns of `settling` whose slope is reported.
+QUANTITIES = (*SETTLING, "gate_exit", "expected_depth")
 
-#: Group → which items. "correct" keeps the questions that the model answers in the end: it is selected by the
-#: outcome, harder k lose more of their items, and its slope is read beside "all", never instead of it.
-GROUPS = ("all", "correct")
+#: A slope needs so many clusters of stories.
+MIN_CLUSTERS = 50
 
 #: From this many hops on one loop is expected to fall short.
 DIFFERENCE_FROM_HOPS = 3
@@ -66,8 +55,8 @@ def slopes_table(settling: pl.DataFrame, *, seed: int = 0, resamples: int = 2000
     """The `slopes` table: one row per task, quantity and group, for the quantities that the model has.
 
     `slope` is in axis steps per hop for `*_depth`, in loops per hop for `*_loop`, `gate_exit` and
-    `expected_depth`. It is null where no story is asked at two hop counts, the bounds are null with fewer
-    than two clusters of such stories.
+    `expected_depth`, and in shares of the model's depth per hop for `*_relative`. It and its bounds are null, and
+    `reason` says why, where fewer than `MIN_CLUSTERS` clusters have a story with the quantity at two hop counts.
     """
     rows = []
     for task in sorted(settling["task"].unique().to_list()):
@@ -77,22 +66,27 @@ def slopes_table(settling: pl.DataFrame, *, seed: int = 0, resamples: int = 2000
             if of_task[quantity].null_count() == of_task.height:
                 continue
             for group in GROUPS:
-                kept = of_task.filter(pl.col("final_correct")) if group == "correct" else of_task
-                kept = kept.filter(pl.col(quantity).is_not_null())
+                kept = in_group(of_task, group).filter(pl.col(quantity).is_not_null())
                 keys = {"task": task, "quantity": quantity, "group": group}
                 rows.append(keys | _slope(kept, quantity, seed, resamples))
     return tables.conform("slopes", rows)
 
 
-def _slope(rows: pl.DataFrame, quantity: str, seed: int, resamples: int) -> dict[str, float | int | None]:
+def _slope(rows: pl.DataFrame, quantity: str, seed: int, resamples: int) -> dict[str, float | int | str | None]:
     slopes, used = story_slopes(
         rows[quantity].to_numpy().astype(np.float64),
         rows["hops"].to_numpy().astype(np.int64),
         rows["story"].to_numpy(),
     )
     kept = rows.filter(pl.Series(used)).unique("story").sort("story")
-    found: dict[str, float | int | None] = {"n_items": int(used.sum())}
-    return found | _interval("slope", slopes, kept["whole"].to_numpy(), seed, resamples)
+    clusters = kept["whole"].to_numpy()
+    n = len(np.unique(clusters))
+    found: dict[str, float | int | str | None] = {"n_items": int(used.sum()), "reason": None}
+    if n >= MIN_CLUSTERS:
+        return found | _interval("slope", slopes, clusters, seed, resamples)
+    nothing = {"slope": None, "low": None, "high": None, "n_clusters": n, "n_stories": len(slopes)}
+    why = f"too few clusters ({n} of {MIN_CLUSTERS})" if n else "no story has it at two hop counts"
+    return found | nothing | {"reason": why}
 
 
 def differences_table(

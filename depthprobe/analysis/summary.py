@@ -108,14 +108,15 @@ def _sentences(summary: dict[str, Any], name: str) -> list[str]:
 
 
 def _settling(name: str, task: str, unit: str, row: dict[str, Any], hops: list[int]) -> str:
-    if row["slope"] is None:
+    if row["n_stories"] == 0:
         return (
             f"On {task}, no story is asked at two hop counts, so {name} has no paired slope of depth by hops."
         )
-    if row["low"] is None:
-        change = f"{row['slope']:+.2f} {unit} per hop"
-        one = "story" if row["n_stories"] == 1 else "cluster of stories"
-        return f"On {task}, a single {one} gives {name}'s change of settling depth no interval ({change})."
+    if row["slope"] is None:
+        return (
+            f"On {task}, how {name}'s settling depth changes with hops is not told: {row['reason']}: "
+            "ask for more stories with --n."
+        )
     change = f"{row['slope']:+.2f} {unit} per hop, 95 % interval {row['low']:+.2f} to {row['high']:+.2f}"
     asked = f"{row['n_stories']} stories, each asked at {_range(hops)} hops"
     if row["n_clusters"] < row["n_stories"]:
@@ -133,8 +134,6 @@ def _settling(name: str, task: str, unit: str, row: dict[str, Any], hops: list[i
 
 
 def _gate(row: dict[str, Any]) -> str:
-    if row["low"] is None:
-        return ""
     change = f"{row['slope']:+.2f} loops per hop, {row['low']:+.2f} to {row['high']:+.2f}"
     if row["low"] > 0:
         return f"Its gate leaves later with more hops ({change})."

@@ -8,11 +8,20 @@ from depthprobe import tables
 from depthprobe.analysis.accuracy import accuracy_table
 from depthprobe.analysis.exits import exits_by_hops_table, exits_table, fixed_exits_table
 from depthprobe.analysis.grid import DepthGrid
-from depthprobe.analysis.settling import settling_table
+from depthprobe.analysis.settling import settling_by_hops_table, settling_table
 from depthprobe.analysis.slopes import differences_table, slopes_table
 
 #: The tables that `analyse` makes, in the order in which a reader needs them.
-TABLES = ("settling", "accuracy", "slopes", "differences", "exits", "fixed_exits", "exits_by_hops")
+TABLES = (
+    "settling",
+    "settling_by_hops",
+    "accuracy",
+    "slopes",
+    "differences",
+    "exits",
+    "fixed_exits",
+    "exits_by_hops",
+)
 
 
 def analyse(
@@ -33,6 +42,7 @@ def analyse(
     boot = {"seed": seed, "resamples": resamples}
     made = {
         "settling": settling,
+        "settling_by_hops": settling_by_hops_table(settling, **boot),
         "accuracy": accuracy_table(grids, **boot),
         "slopes": slopes_table(settling, **boot),
         "differences": differences_table(grids, exit_q=exit_q, **boot),

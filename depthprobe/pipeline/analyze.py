@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 RUNS = Path("runs")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AnalyzeResult:
     """A finished run.
 
@@ -44,6 +44,14 @@ class AnalyzeResult:
     report: Path
     summary: Mapping[str, Any]
     manifest: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"AnalyzeResult({str(self.folder)!r}: {self.summary['headline']})"
+
+    def _repr_html_(self) -> str:
+        from depthprobe.pipeline.show import summary_html
+
+        return summary_html(self.summary, self.report)
 
     def table(self, name: str) -> pl.DataFrame:
         """A table of the run by its name in `depthprobe.tables.SCHEMAS`."""

@@ -3,6 +3,10 @@
     from depthprobe.report import write_report
     write_report(Path("runs/demo"))             # runs/demo/report.html
 
+    from depthprobe import report               # in a notebook
+    run = report.read_run(Path("runs/demo"))
+    report.accuracy_by_depth(run.task("follow"))
+
 The report draws what analysis computed: nothing here runs a model, and each figure names the Parquet file
 behind it.
 """
@@ -12,6 +16,35 @@ from __future__ import annotations
 from depthprobe.report.data import Axis, Run, Task, read_run
 from depthprobe.report.figures import Figure
 from depthprobe.report.markdown import accuracy_markdown
+from depthprobe.report.notebook import use_theme
 from depthprobe.report.page import render, write_report
+from depthprobe.report.panels import (
+    accuracy_beside_shortcuts,
+    accuracy_by_depth,
+    compare_accuracy,
+    exit_trade_off,
+    exits_by_hops,
+    layers_within_loops,
+    probability_curves,
+    settling_strips,
+)
 
-__all__ = ["Axis", "Figure", "Run", "Task", "accuracy_markdown", "read_run", "render", "write_report"]
+__all__ = [
+    "Axis",
+    "Figure",
+    "Run",
+    "Task",
+    "accuracy_beside_shortcuts",
+    "accuracy_by_depth",
+    "accuracy_markdown",
+    "compare_accuracy",
+    "exit_trade_off",
+    "exits_by_hops",
+    "layers_within_loops",
+    "probability_curves",
+    "read_run",
+    "render",
+    "settling_strips",
+    "use_theme",
+    "write_report",
+]

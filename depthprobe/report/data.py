@@ -25,7 +25,7 @@ __all__ = ["SCHEMA_VERSION", "Axis", "Coordinate", "Run", "Task", "read_columns"
 SCHEMA_VERSION = 1
 
 _REQUIRED = ("items", "settling", "accuracy", "slopes")
-_OPTIONAL = ("shortcuts", "differences", "exits", "fixed_exits", "exits_by_hops")
+_OPTIONAL = ("settling_by_hops", "shortcuts", "differences", "exits", "fixed_exits", "exits_by_hops")
 _ORDER = ("kinship", "follow")
 
 
@@ -143,7 +143,7 @@ class Axis:
         return sorted({*first, *kept, *last})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Task:
     """The tables of one task (schemas: `depthprobe.tables`); those a run does not have are without rows.
 
@@ -162,6 +162,7 @@ class Task:
     slope_of: Mapping[tuple[str, str], dict[str, Any]]
     items: pl.DataFrame
     settling: pl.DataFrame
+    settling_by_hops: pl.DataFrame
     accuracy: pl.DataFrame
     slopes: pl.DataFrame
     shortcuts: pl.DataFrame
@@ -169,6 +170,9 @@ class Task:
     exits: pl.DataFrame
     fixed_exits: pl.DataFrame
     exits_by_hops: pl.DataFrame
+
+    def __repr__(self) -> str:
+        return f"Task({self.name!r}, hops {list(self.hops)}, {self.n_stories} stories, {self.items.height} questions)"
 
     @property
     def slug(self) -> str:
@@ -192,7 +196,7 @@ class Task:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Run:
     """A finished run."""
 
@@ -200,6 +204,21 @@ class Run:
     manifest: Mapping[str, Any]
     axis: Axis
     tasks: tuple[Task, ...]
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, {', '.join(map(repr, self.tasks))})"
+
+    def task(self, name: str) -> Task:
+        """The task of that name.
+
+        Raises:
+            UserError: the run did not ask it.
+        """
+        for task in self.tasks:
+            if task.name == name:
+                return task
+        known = ", ".join(task.name for task in self.tasks)
+        raise UserError(f"the run has no task '{name}'", where=str(self.folder), remedy=f"it has {known}")
 
     @property
     def hops(self) -> tuple[int, ...]:

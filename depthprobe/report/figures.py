@@ -3,11 +3,13 @@
 A figure is plain data in plotly's schema whose colours are tokens (`depthprobe.report.palette`), together
 with the words and the table that say the same to someone who cannot see it.
 
-    figure.plotly("dark", n_hops=6)      # a plotly Figure with real colours, for a notebook
+    figure                               # in a notebook: drawn, in the theme of plotly's default template
+    figure.plotly("dark", n_hops=6)      # a plotly Figure with real colours, title and legend
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,10 +17,9 @@ from typing import Any
 
 import polars as pl
 
-from depthprobe.report import palette
 from depthprobe.report.data import Axis
 
-__all__ = ["Figure", "Grid", "Key", "bounds", "depth_axis", "hops_axis", "layout"]
+__all__ = ["Figure", "Grid", "Key", "bounds", "depth_axis", "hops_axis", "layout", "relative_axis"]
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', 'Helvetica Neue', Arial, sans-serif"
 ROW = 34  # pixels of a rung in figures whose rows are hops
@@ -42,7 +43,7 @@ class Key:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Figure:
     """One panel.
 
@@ -66,11 +67,25 @@ class Figure:
     keys: tuple[Key, ...] = field(default=())
     scale: tuple[str, str] | None = None
 
-    def plotly(self, theme: str = "light", n_hops: int = 8) -> Any:
-        """A `plotly.graph_objects.Figure` in the colours of a theme."""
-        from plotly.graph_objects import Figure as PlotlyFigure
+    def plotly(self, theme: str | None = None, n_hops: int | None = None) -> Any:
+        """A `plotly.graph_objects.Figure` that stands alone: real colours, a card behind it, title and legend.
 
-        return PlotlyFigure(palette.resolve(self.spec, theme, n_hops))
+        Args:
+            theme: "light" or "dark"; None for that of plotly's default template (`report.notebook.current_theme`).
+            n_hops: rungs of the run, which decide the colour of each; None for those that the figure draws.
+        """
+        from depthprobe.report.notebook import standalone
+
+        return standalone(self, theme, n_hops)
+
+    def __repr__(self) -> str:
+        return f"Figure({self.id!r}: {self.title})"
+
+    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Drawn by plotly's default renderer; as plotly's own type of data where that opens a window instead."""
+        drawn = self.plotly()
+        bundle: dict[str, Any] = drawn._repr_mimebundle_(*args, **kwargs)
+        return bundle or {"application/vnd.plotly.v1+json": json.loads(drawn.to_json())}
 
     def csv(self) -> str:
         """The sheet as CSV: full column names, six decimals, nothing for a missing number."""
@@ -132,6 +147,18 @@ def depth_axis(axis: Axis, *, extra: tuple[float, str, float] | None = None) -> 
         "ticktext": text,
         "tickangle": 0,
         "range": [-0.5, right],
+        "showgrid": False,
+        "ticks": "outside",
+        "ticklen": 4,
+    }
+
+
+def relative_axis() -> dict[str, Any]:
+    """The x axis of figures over the share of a model's depth, for models of different sizes."""
+    return {
+        "title": "share of the model's depth (0 is the embedding)",
+        "range": [-0.02, 1.02],
+        "dtick": 0.25,
         "showgrid": False,
         "ticks": "outside",
         "ticklen": 4,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from depthprobe.analysis import GROUPS
 from depthprobe.report.data import Run, Task
+from depthprobe.report.text import missing
 
 
 def accuracy_markdown(run: Run) -> str:
     """One table per task: a row for each hops; the loop ends (or, without loops, the axis' ticks) as columns.
 
     Cells are the share of questions whose best candidate is the answer; the last depth has its 95 % interval. Then the
-    strongest shortcut and, for a model with a gate, the mean depth at which it leaves.
+    strongest shortcut and, for a model with a gate, the mean depth at which it leaves. Below it the change of the
+    settling depth per hop, of each group of questions.
     """
     return "\n\n".join(_table(run, task) for task in run.tasks)
 
@@ -40,4 +43,24 @@ def _table(run: Run, task: Task) -> str:
         rows.append(cells)
     unit = axis.unit[:-1]
     title = f"{run.manifest['config']['model']}, {task.name}, {task.n_stories} stories: accuracy by hops and {unit}"
-    return "\n".join([f"**{title}**", "", *("| " + " | ".join(cells) + " |" for cells in rows)])
+    table = ["| " + " | ".join(cells) + " |" for cells in rows]
+    return "\n".join([f"**{title}**", "", *table, "", _slopes(task)])
+
+
+_WORDS = {"all": "all questions", "correct": "answered right", "all_rungs": "stories right at every k"}
+
+
+def _slopes(task: Task) -> str:
+    """One line: settling per hop in each group, or why it is not told."""
+    looped = task.settling["settling_loop"].null_count() == 0
+    quantity = "settling_loop" if looped else "settling_depth"
+    unit = "loops" if looped else "readouts" if task.axis.looped else "layers"
+    said: list[str] = []
+    for group in GROUPS:
+        row = task.slope_of[quantity, group]
+        if missing(row["slope"]):
+            said.append(f"{_WORDS[group]}: not told, {row['reason']}")
+        else:
+            bounds = f"{row['low']:+.2f} to {row['high']:+.2f}; {row['n_clusters']} clusters"
+            said.append(f"{_WORDS[group]}: {row['slope']:+.2f} ({bounds})")
+    return f"Settling, {unit} per hop – {'. '.join(said)}. The last two groups are selected by the outcome."

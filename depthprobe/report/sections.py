@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from depthprobe.analysis import GROUPS, MIN_CLUSTERS
 from depthprobe.report import panels
 from depthprobe.report.data import Run, Task
 from depthprobe.report.figures import Figure, Grid
@@ -89,7 +90,14 @@ def section(run: Run, task: Task, headline: str, exit_q: float | None) -> Sectio
         headline=tuple(re.split(r"(?<=\.)\s+(?=[A-Z])", headline)),
         tiles=_tiles(task),
         example=_example(run, task),
-        blocks=(_accuracy(task), _curves(run, task), *_loops(task), _settling(task), _gate(task, exit_q)),
+        blocks=(
+            _accuracy(task),
+            _curves(run, task),
+            *_loops(task),
+            _settling(task),
+            *_groups(task),
+            _gate(task, exit_q),
+        ),
     )
 
 
@@ -136,10 +144,10 @@ def _steps(task: Task) -> str:
 
 def _slope_tile(task: Task, quantity: str, label: str, unit: str) -> Tile:
     row = task.slope_of.get((quantity, "all"))
-    if row is None or missing(row["slope"]):
+    if row is None or row["n_stories"] == 0:
         return Tile(label, "–", "no story is asked at two hop counts")
-    if missing(row["low"]):
-        return Tile(label, f"{signed(row['slope'])}", f"{unit}; one story gives no interval")
+    if missing(row["slope"]):
+        return Tile(label, "–", f"{row['reason']}: ask for more stories with --n")
     return Tile(label, signed(row["slope"]), f"{unit}; 95 % interval {interval(row['low'], row['high'])}")
 
 
@@ -231,7 +239,7 @@ def _loops(task: Task) -> tuple[Block, ...]:
 
 
 def _settling(task: Task) -> Block:
-    paired = task.slopes["slope"].drop_nulls().len() > 0
+    paired = bool((task.slopes["n_stories"] > 0).any())
     return Block(
         "Do harder questions settle later?",
         "Each row is a distribution over its questions. If depth serves the chain, the rows drift to the "
@@ -243,7 +251,8 @@ def _settling(task: Task) -> Block:
         after=(
             "Earliest equal depth is the first depth whose top token is the final one, even if it leaves "
             "again. "
-            "“Answered right” is selected by the outcome: see the notes."
+            "“Answered right” and “every rung right” are selected by the outcome: see the notes. "
+            f"A change from fewer than {MIN_CLUSTERS} clusters is not told."
             if paired
             else "No story is asked at two hop counts, so there is no change per hop to measure."
         ),
@@ -259,35 +268,71 @@ def _slopes(task: Task) -> Grid:
             wanted.append((f"{stem}_loop", f"{name}, loops"))
         if in_loops is None or loops_too:
             wanted.append((f"{stem}_depth", f"{name}, {_steps(task)}"))
+    wanted.append(("settling_relative", "settling depth, % of the model's depth"))
     wanted += [(quantity, f"{name}, loops") for quantity, name in _EXITS]
     rows: list[tuple[str, ...]] = []
     for quantity, name in wanted:
-        every, right = task.slope_of.get((quantity, "all")), task.slope_of.get((quantity, "correct"))
+        every, right, rungs = (task.slope_of.get((quantity, group)) for group in GROUPS)
         if every is not None:
-            rows.append((name, _change(every), _verdict(every), _stories(every), _change(right)))
+            scale = 100 if quantity.endswith("_relative") else 1
+            selected = (_change(right, scale), _change(rungs, scale))
+            rows.append((name, _change(every, scale), _verdict(every), _stories(every), *selected))
     head = (
         "quantity, unit",
         "all questions (95 % interval)",
         "with more hops",
         "stories (clusters)",
         "answered right (selected)",
+        "every rung right (selected)",
     )
     return Grid(head, tuple(rows), "slopes")
+
+
+def _groups(task: Task) -> tuple[Block, ...]:
+    """Mean settling by hops in each group of questions."""
+    quantity, unit = _settling_quantity(task)
+    cell = {
+        (row["hops"], row["group"]): row
+        for row in task.settling_by_hops.filter(pl.col("quantity") == quantity).iter_rows(named=True)
+    }
+    if not cell:
+        return ()
+
+    def shown(k: int, group: str) -> str:
+        row = cell.get((k, group))
+        if row is None or missing(row["mean"]):
+            return "no question"
+        return f"{number(row['mean'])} ({interval(row['low'], row['high'])}; {count(row['n_items'], 'question')})"
+
+    head = ("hops", "all questions", "answered right (selected)", "every rung right (selected)")
+    rows = tuple((f"k = {k}", *(shown(k, group) for group in GROUPS)) for k in task.hops)
+    block = Block(
+        "Is it the same for questions answered right?",
+        "Both groups beside “all questions” are selected by the outcome. Of “answered right” harder k lose more; "
+        "“every rung right” holds the same stories at every k, those that the model answers at each of them: it "
+        "compares like with like, but only for stories that are easy for this model.",
+        table=Grid(head, rows, "settling_by_hops"),
+        table_title=f"Mean settling depth in {unit}, with 95 % intervals",
+    )
+    return (block,)
 
 
 def _stories(row: dict[str, Any]) -> str:
     return f"{row['n_stories']} ({row['n_clusters']})"
 
 
-def _change(row: dict[str, Any] | None) -> str:
-    if row is None or missing(row["slope"]):
+def _change(row: dict[str, Any] | None, scale: float = 1) -> str:
+    """In the table's unit times `scale`; a refused one says why."""
+    if row is None or not row["n_stories"]:
         return "–"
-    return f"{signed(row['slope'])} ({interval(row['low'], row['high'])})"
+    if missing(row["slope"]):
+        return row["reason"]
+    return f"{signed(scale * row['slope'])} ({interval(scale * row['low'], scale * row['high'])})"
 
 
 def _verdict(row: dict[str, Any]) -> str:
-    if missing(row["slope"]) or missing(row["low"]):
-        return "not measurable"
+    if missing(row["slope"]):
+        return "not told"
     return "later" if row["low"] > 0 else "earlier" if row["high"] < 0 else "no change measured"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from depthprobe.analysis import MIN_CLUSTERS
 from depthprobe.report.data import Axis
 
 __all__ = ["ABOUT", "ROLES", "SHORTCUTS", "limits", "reading", "shortcut_name"]
@@ -119,9 +120,11 @@ def limits(axis: Axis, gate: bool) -> list[str]:
         "The lens is correlational. It shows what can be decoded at a depth, not what the model uses; that "
         "takes "
         "interventions (causal patching), which this report does not contain.",
-        "The group “answered right” is selected by its outcome: harder k lose more of their questions, so "
-        "its slopes are "
-        "read beside those of all questions, never instead of them.",
+        "The groups “answered right” and “every rung right” are selected by their outcome: harder k lose more of "
+        "the first, and the second holds only stories that the model answers at every k. Their slopes are read "
+        "beside those of all questions, never instead of them.",
+        f"A change per hop from fewer than {MIN_CLUSTERS} clusters of stories is not told: ask for more stories with "
+        "--n.",
         "Correct and plausible depth exist only for questions that end there; the others stand under "
         "“never” and are left "
         "out of means and slopes.",

@@ -45,11 +45,12 @@ def test_copies_of_a_chain_add_no_certainty() -> None:
     kw = {"right": right, "gate": lambda k, r: 0.5 + 0.1 * k}
     few = analyse(lens_table(settle, n_stories=5, cluster=triple, **kw), exit_q=0.5)
     many = analyse(lens_table(settle, n_stories=30, cluster=triple, **kw), exit_q=0.5)
-    for name, value in (("slopes", "slope"), ("differences", "difference"), ("exits_by_hops", "mean_exit")):
+    for name, value in (("differences", "difference"), ("exits_by_hops", "mean_exit")):
         for column in (value, "low", "high"):
             assert many[name][column].to_list() == pytest.approx(few[name][column].to_list()), (name, column)
     slope = many["slopes"].to_dicts()[0]
     assert (slope["n_clusters"], slope["n_stories"], slope["n_items"]) == (5, 30, 120)
+    assert slope["slope"] is None and slope["reason"] == "too few clusters (5 of 50)"
     at = (pl.col("hops") == 3) & (pl.col("depth") == 6)
     wide = many["accuracy"].filter(at).to_dicts()[0]
     narrow = analyse(lens_table(settle, n_stories=30, **kw))["accuracy"].filter(at).to_dicts()[0]
@@ -58,4 +59,10 @@ def test_copies_of_a_chain_add_no_certainty() -> None:
     # all right at one hop: two chains of one relation are two answers
     one = many["accuracy"].filter(hops=1, depth=6).to_dicts()[0]
     assert one["accuracy"] == 1.0 and one["low"] < 0.3
-    assert "30 stories, each asked at 1–4 hops, in 5 clusters of like chains" in summarise(many, name="toy")["headline"]
+    assert "too few clusters (5 of 50)" in summarise(many, name="toy")["headline"]
+
+
+def test_the_headline_counts_clusters() -> None:
+    lens = lens_table(lambda rng, story, k: k, n_stories=100, cluster=lambda story, k: f"c{story // 2}")
+    said = summarise(analyse(lens), name="toy")["headline"]
+    assert "100 stories, each asked at 1–4 hops, in 50 clusters of like chains" in said

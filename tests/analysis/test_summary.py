@@ -13,8 +13,10 @@ from depthprobe import tables
 from depthprobe.analysis import analyse, summarise
 
 
-def summary(shortcut: float | None = None, exit_q: float | None = 0.5, **kw: Any) -> dict[str, Any]:
-    found = analyse(lens_table(**kw), exit_q=exit_q)
+def summary(
+    shortcut: float | None = None, exit_q: float | None = 0.5, n_stories: int = 60, **kw: Any
+) -> dict[str, Any]:
+    found = analyse(lens_table(n_stories=n_stories, **kw), exit_q=exit_q)
     if shortcut is not None:
         tasks_hops = found["accuracy"].select("task", "hops").unique().iter_rows()
         rows = [
@@ -43,7 +45,7 @@ def test_later_with_hops() -> None:
         "settles on its answer later the more hops are asked (+1.00 loops per hop, 95 % interval +1.00"
         in task["headline"]
     )
-    assert "20 stories, each asked at 1–4 hops" in task["headline"]
+    assert "60 stories, each asked at 1–4 hops" in task["headline"]
     assert "Its gate leaves later with more hops (+1.00 loops per hop" in task["headline"]
     assert "One loop alone is less accurate than all of them at 3–4 hops (-100 points" in task["headline"]
     assert "above the strongest shortcut at every k from 2–4 hops" in task["headline"]
@@ -73,13 +75,17 @@ def test_earlier_and_shortcuts() -> None:
     assert "nowhere above the strongest shortcut" in task["headline"]
     assert "no evidence of step-by-step composition" in task["headline"]
     task = summary(
-        settle=lambda rng, story, k: k, shortcut=0.7, right=lambda rng, story, k: k != 3 or story < 8
+        settle=lambda rng, story, k: k, shortcut=0.7, right=lambda rng, story, k: k != 3 or story < 24
     )
     assert "only at k = 2, 4; at k = 3 depth may serve a shortcut" in task["headline"]
 
 
 @pytest.mark.parametrize(
-    ("n", "hops", "words"), [(5, (3,), "no paired slope"), (1, (1, 2), "a single story")]
+    ("n", "hops", "words"),
+    [
+        (5, (3,), "no paired slope"),
+        (5, (1, 2), "is not told: too few clusters (5 of 50): ask for more stories with --n"),
+    ],
 )
 def test_too_little_to_say(n: int, hops: tuple[int, ...], words: str) -> None:
     assert words in summary(settle=lambda rng, story, k: k, n_stories=n, hops=hops)["headline"]
@@ -87,7 +93,7 @@ def test_too_little_to_say(n: int, hops: tuple[int, ...], words: str) -> None:
 
 def test_a_coda_that_changes_the_answer_is_told_in_readouts() -> None:
     # the last of five runs stands for a coda: no loop end settles where it has the last word
-    lens = lens_table(lambda rng, story, k: k + story % 2, loops=5)
+    lens = lens_table(lambda rng, story, k: k + story % 2, loops=5, n_stories=60)
     found = analyse(lens.with_columns(is_loop_end=pl.col("is_loop_end") & (pl.col("loop") < 5)))
     task = summarise(found, name="toy")["tasks"][0]
     assert task["settling_column"] == "settling_depth" and task["unit"] == "readouts"

@@ -45,7 +45,7 @@ def final_tables(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_run_holds_all_tables(whole: AnalyzeResult) -> None:
-    names = {"items", "lens", "tokens", "shortcuts", "settling", "accuracy", "slopes", "differences"}
+    names = {"items", "lens", "tokens", "shortcuts", "settling", "settling_by_hops", "accuracy", "slopes", "differences"}
     names |= {"exits", "fixed_exits", "exits_by_hops"}
     assert {name.removesuffix(".parquet") for name in final_tables(whole.folder)} == names
     assert sorted(os.listdir(whole.folder)) == ["manifest.json", "report.html", "tables"]
@@ -112,12 +112,12 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, nth: int, before: bool) -> None:
 
 @pytest.mark.parametrize(
     ("nth", "before"),
-    [(1, True), (1, False), (4, True), (6, False), (9, True), (12, False), (14, False), (24, True), (24, False)],
+    [(1, True), (1, False), (4, True), (6, False), (9, True), (12, False), (14, False), (25, True), (25, False)],
 )
 def test_killed_at_any_file_and_resumed(
     whole: AnalyzeResult, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, before: bool
 ) -> None:
-    """1: manifest, 2–6: parts of lens, 7–11: of tokens, 12–23: final tables (12: tokens, 14: lens), 24: finished."""
+    """1: manifest, 2–6: parts of lens, 7–11: of tokens, 12–24: final tables (12: tokens, 14: lens), 25: finished."""
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         killed_at(patch, nth, before)
@@ -228,6 +228,15 @@ def lines(*rows: dict[str, Any]) -> Callable[[Path], Path]:
         return file
 
     return write
+
+
+def test_it_shows_itself_in_a_notebook(whole: AnalyzeResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(whole.folder.parent)
+    html = whole._repr_html_()
+    assert html.count("<table>") == len(whole.summary["tasks"])
+    assert f'href="{whole.folder.name}/report.html"' in html
+    assert "too few clusters (5 of 50): ask for more stories with --n" in html
+    assert len(repr(whole)) < 3000 and whole.summary["headline"] in repr(whole)
 
 
 def test_own_data(tiny: Path, tmp_path: Path) -> None:

@@ -14,9 +14,20 @@ import polars as pl
 import pytest
 from plotly.graph_objects import Figure as PlotlyFigure
 from plotly.offline import get_plotlyjs
+from synthetic import looped_axis, write_run
 
 from depthprobe.errors import UserError
-from depthprobe.report import Figure, read_run, render, write_report
+from depthprobe.report import (
+    Figure,
+    accuracy_markdown,
+    compare_accuracy,
+    probability_curves,
+    read_run,
+    render,
+    use_theme,
+    write_report,
+)
+from depthprobe.report.palette import THEMES
 from depthprobe.report.sections import section
 
 _VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -125,8 +136,7 @@ def test_figures_are_valid_plotly_with_titled_axes(run_folder: Path, theme: str)
 def test_looped_model_is_told_in_loops(looped_run: Path) -> None:
     text = _page(looped_run).text
     assert "A looped transformer, 8 loops of one layer, with an exit gate" in text
-    assert "family-demo settles on its answer later the more hops are asked" in text
-    assert "loops per hop, 95 % interval" in text
+    assert "too few clusters (17 of 50): ask for more stories with --n" in text  # 40 stories, of like chains
     for words in (
         "Kinship",
         "Follow",
@@ -140,11 +150,57 @@ def test_looped_model_is_told_in_loops(looped_run: Path) -> None:
     assert axis["title"]["text"].startswith("loop r")
 
 
+def test_enough_clusters_have_slopes_in_three_groups(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", looped_axis(), tasks=("follow",), n_stories=80)
+    text = _page(run).text
+    assert "family-demo settles on its answer later the more hops are asked" in text
+    assert "loops per hop, 95 % interval" in text
+    assert "answered right (selected)" in text and "every rung right (selected)" in text
+    assert "Is it the same for questions answered right?" in text and "% of the model's depth" in text
+    words = accuracy_markdown(read_run(run))
+    assert "Settling, loops per hop – all questions: +" in words and "selected by the outcome" in words
+
+
+def test_curves_over_relative_depth(looped_run: Path, layers_run: Path) -> None:
+    tasks = {"loops": read_run(looped_run).task("follow"), "layers": read_run(layers_run).task("follow")}
+    for task in tasks.values():
+        for figure in probability_curves(task, relative=True):
+            lines = [trace for trace in figure.spec["data"] if "marker" in trace]
+            assert all(trace["x"][0] == 0 and trace["x"][-1] == 1 for trace in lines)
+            assert isinstance(figure.plotly(), PlotlyFigure)
+    both = compare_accuracy(tasks, 3)
+    assert [trace["name"] for trace in both.spec["data"]] == ["loops", "layers"]
+    assert [trace["x"][1] for trace in both.spec["data"]] == pytest.approx([1 / 8, 1 / 30])
+    with pytest.raises(UserError, match="was not asked at 7 hops"):
+        compare_accuracy(tasks, 7)
+
+
+def test_figures_in_a_notebook_follow_plotlys_theme(looped_run: Path) -> None:
+    import plotly.io as pio
+
+    figure = probability_curves(read_run(looped_run).task("follow"))[0]
+    before = pio.templates.default
+    try:
+        cards = []
+        for theme in ("light", "dark"):
+            use_theme(theme)
+            drawn = figure.plotly()
+            cards.append(drawn.layout.paper_bgcolor)
+            assert drawn.layout.title.text == figure.title
+            assert [trace.name for trace in drawn.data if trace.showlegend] == [f"k = {k}" for k in range(1, 7)]
+        assert cards == [THEMES["light"]["card"], THEMES["dark"]["card"]]
+        assert figure._repr_mimebundle_()
+        with pytest.raises(UserError, match="no theme 'blue'"):
+            use_theme("blue")
+    finally:
+        pio.templates.default = before
+
+
 def test_transformer_is_told_in_layers_and_has_no_gate(layers_run: Path) -> None:
     page = _page(layers_run)
     assert "An ordinary transformer of 30 layers" in page.text
     assert "no loops and no gate: there are no exits to show" in page.text
-    assert "layers per hop" in page.text and "Q-exit" not in page.text
+    assert "settling depth, layers" in page.text and "Q-exit" not in page.text
     assert not [name for name in page.ids if "exits" in name or "trade-off" in name]
     axis = _spec(layers_run, "follow-accuracy")["layout"]["xaxis"]
     assert axis["ticktext"] == ["0", "5", "10", "15", "20", "25", "30"]

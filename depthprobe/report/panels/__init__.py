@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from depthprobe.report.panels.accuracy import accuracy_beside_shortcuts, accuracy_by_depth
+from depthprobe.report.panels.compare import compare_accuracy
 from depthprobe.report.panels.gate import exit_trade_off, exits_by_hops
 from depthprobe.report.panels.loops import layers_within_loops
 from depthprobe.report.panels.probabilities import probability_curves
@@ -11,6 +12,7 @@ from depthprobe.report.panels.settling import settling_strips
 __all__ = [
     "accuracy_beside_shortcuts",
     "accuracy_by_depth",
+    "compare_accuracy",
     "exit_trade_off",
     "exits_by_hops",
     "layers_within_loops",

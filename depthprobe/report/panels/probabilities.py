@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from depthprobe.report.data import Task
-from depthprobe.report.figures import Figure, Grid, depth_axis, layout
+from depthprobe.report.figures import Figure, Grid, depth_axis, layout, relative_axis
 from depthprobe.report.palette import hop_token
 from depthprobe.report.text import missing, percent, percent_interval
 
@@ -19,19 +19,30 @@ _PANELS = (
 )
 
 
-def probability_curves(task: Task, all_hops: tuple[int, ...]) -> tuple[Figure, Figure]:
-    """p(correct) and p(plausible) over depth by hops, on one scale; `all_hops`: the run's, for colours."""
+def probability_curves(
+    task: Task, all_hops: tuple[int, ...] | None = None, *, relative: bool = False
+) -> tuple[Figure, Figure]:
+    """p(correct) and p(plausible) over depth by hops, on one scale.
+
+    Args:
+        task: of a run.
+        all_hops: the run's, so that a rung keeps its colour over all tasks; the task's own if None.
+        relative: draw over the share of the model's depth, 0 … 1, as models of other sizes can be drawn too.
+    """
+    all_hops = task.hops if all_hops is None else all_hops
     columns = [column + end for column, _, _ in _PANELS for end in ("", "_high")]
     largest = max(
         (value for column in columns for value in task.accuracy[column].to_list() if not missing(value)),
         default=1.0,
     )
     top = min(max(1.08 * largest, 0.01), 1.03)
-    correct, plausible = (_curve(task, all_hops, *panel, top) for panel in _PANELS)
+    correct, plausible = (_curve(task, all_hops, *panel, top, relative) for panel in _PANELS)
     return correct, plausible
 
 
-def _curve(task: Task, all_hops: tuple[int, ...], column: str, short: str, long: str, top: float) -> Figure:
+def _curve(
+    task: Task, all_hops: tuple[int, ...], column: str, short: str, long: str, top: float, relative: bool
+) -> Figure:
     bands: list[dict[str, Any]] = []
     lines: list[dict[str, Any]] = []
     frames: dict[int, pl.DataFrame] = {}
@@ -40,7 +51,8 @@ def _curve(task: Task, all_hops: tuple[int, ...], column: str, short: str, long:
         frames[k] = task.accuracy_of[k]
         df = frames[k][task.axis.between_loops]  # the table has every depth
         token = hop_token(all_hops.index(k))
-        x, y = df["depth"].to_list(), df[column].to_list()
+        depths, y = df["depth"].to_list(), df[column].to_list()
+        x = df["relative_depth"].to_list() if relative else depths
         low, high = df[f"{column}_low"].to_list(), df[f"{column}_high"].to_list()
         if not any(missing(value) for value in (*low, *high)):
             bands.append(
@@ -70,7 +82,7 @@ def _curve(task: Task, all_hops: tuple[int, ...], column: str, short: str, long:
                 "hovertext": [
                     f"k = {k}, {task.axis.long(d)}<br><b>{percent(v)}</b> (95 % interval "
                     f"{percent_interval(a, b)})"
-                    for d, v, a, b in zip(x, y, low, high, strict=True)
+                    for d, v, a, b in zip(depths, y, low, high, strict=True)
                 ],
             }
         )
@@ -86,7 +98,9 @@ def _curve(task: Task, all_hops: tuple[int, ...], column: str, short: str, long:
         title=f"{short}: {long}",
         spec={
             "data": [*bands, *lines],
-            "layout": layout(height=330, xaxis=depth_axis(task.axis), yaxis=yaxis),
+            "layout": layout(
+                height=330, xaxis=relative_axis() if relative else depth_axis(task.axis), yaxis=yaxis
+            ),
         },
         alt=f"Lines over depth, one per hops: mean {long}. At the last depth: {ends}.",
         grid=Grid(
@@ -105,6 +119,6 @@ def _curve(task: Task, all_hops: tuple[int, ...], column: str, short: str, long:
             "accuracy",
         ),
         sheet=pl.concat(list(frames.values())).select(
-            "task", "hops", "depth", "loop", "layer", column, f"{column}_low", f"{column}_high", "n"
+            "task", "hops", "depth", "loop", "layer", "relative_depth", column, f"{column}_low", f"{column}_high", "n"
         ),
     )
