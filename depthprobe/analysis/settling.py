@@ -137,7 +137,7 @@ def settling_by_hops_table(settling: pl.DataFrame, *, seed: int = 0, resamples: 
     return tables.conform("settling_by_hops", rows)
 
 
-def _mean(cell: pl.DataFrame, name: str, seed: int, resamples: int) -> dict[str, float | int | None]:
+def _mean(cell: pl.DataFrame, name: str, seed: int, resamples: int) -> dict[str, object]:
     have = cell.filter(pl.col(name).is_not_null())
     found: dict[str, float | int | None] = {
         "mean": None,

@@ -260,8 +260,7 @@ class DepthModel(ABC):
     ) -> str:
         """One line about what such a call would keep and what that weighs; arguments of `capture_bytes`."""
         wanted = self._wanted(coordinates, names_filter)
-        share = {"logits": logits}
-        total = self.capture_bytes(rows, length, positions, wanted, dtype, **share)
+        total = self.capture_bytes(rows, length, positions, wanted, dtype, logits=logits)
         kind = str(storage_dtype(dtype, self.dtype)).removeprefix("torch.")
         return (
             f"{self.name}: {len(wanted)} of {len(self.points)} states in {kind}"

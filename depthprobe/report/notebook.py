@@ -47,13 +47,13 @@ def use_theme(theme: str) -> None:
         UserError: another name.
     """
     import plotly.io as pio
-    from plotly.graph_objects.layout import Template
+    import plotly.graph_objects as go
 
     _known(theme)
     colours = palette.THEMES[theme]
     axis = {"gridcolor": colours["grid"], "linecolor": colours["rule"], "zerolinecolor": colours["rule"]}
     name = "depthprobe" if theme == "light" else "depthprobe_dark"
-    pio.templates[name] = Template(
+    pio.templates[name] = go.layout.Template(
         layout={
             "paper_bgcolor": colours["card"],
             "plot_bgcolor": colours["card"],

@@ -45,8 +45,8 @@ def final_tables(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_run_holds_all_tables(whole: AnalyzeResult) -> None:
-    names = {"items", "lens", "tokens", "shortcuts", "settling", "settling_by_hops", "accuracy", "slopes", "differences"}
-    names |= {"exits", "fixed_exits", "exits_by_hops"}
+    names = {"items", "lens", "tokens", "shortcuts", "settling", "settling_by_hops", "accuracy", "slopes"}
+    names |= {"differences", "exits", "fixed_exits", "exits_by_hops"}
     assert {name.removesuffix(".parquet") for name in final_tables(whole.folder)} == names
     assert sorted(os.listdir(whole.folder)) == ["manifest.json", "report.html", "tables"]
     assert sorted(os.listdir(whole.folder / "tables")) == sorted(f"{name}.parquet" for name in names)

@@ -100,13 +100,13 @@ def _panel(task: Task, column: str, slug: str, title: str, what: str) -> Figure:
     if len(task.hops) > 1:  # one title would stand at each band
         for i in range(1, len(task.hops)):
             base[f"yaxis{i + 1}"]["title"] = {"text": ""}
-    last = values[task.hops[-1]]
+    last = values[max(task.hops)]
     named = [(task.axis.long(depth), depth) for depth in sorted(place.values())]
     return Figure(
         id=f"{task.slug}-{slug}",
         title=f"{title}: {what}" if column != "accuracy" else title,
         spec={"data": data, "layout": base},
-        alt=f"Heat map: {what}, one band of layers for each hops, columns by loop. At k = {task.hops[-1]}: "
+        alt=f"Heat map: {what}, one band of layers for each hops, columns by loop. At k = {max(task.hops)}: "
         + ", ".join(f"{percent(last[depth])} at {name}" for name, depth in (named[0], named[-1]))
         + ".",
         grid=Grid(
