@@ -139,7 +139,7 @@ def settling_by_hops_table(settling: pl.DataFrame, *, seed: int = 0, resamples: 
 
 def _mean(cell: pl.DataFrame, name: str, seed: int, resamples: int) -> dict[str, object]:
     have = cell.filter(pl.col(name).is_not_null())
-    found: dict[str, float | int | None] = {
+    found: dict[str, object] = {
         "mean": None,
         "low": None,
         "high": None,

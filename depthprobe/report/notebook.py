@@ -46,8 +46,8 @@ def use_theme(theme: str) -> None:
     Raises:
         UserError: another name.
     """
-    import plotly.io as pio
     import plotly.graph_objects as go
+    import plotly.io as pio
 
     _known(theme)
     colours = palette.THEMES[theme]
