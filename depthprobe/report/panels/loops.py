@@ -95,8 +95,9 @@ def _panel(task: Task, column: str, slug: str, title: str, what: str) -> Figure:
                 "font": {"size": 12.5, "color": "var(--ink)"},
             }
         )  # fmt: skip
-        data.append(_band(task, values[k], rows, columns, place, peak, what) | {"yaxis": _axis_name("y", i)})
-        data[-1]["hovertext"] = [[f"k = {k}, {cell}" if cell else "" for cell in row] for row in data[-1]["hovertext"]]
+        trace = _band(task, values[k], rows, columns, place, peak, what)
+        trace["hovertext"] = [[f"k = {k}, {cell}" if cell else "" for cell in row] for row in trace["hovertext"]]
+        data.append(trace | {"yaxis": _axis_name("y", i)})
     if len(task.hops) > 1:  # one title would stand at each band
         for i in range(1, len(task.hops)):
             base[f"yaxis{i + 1}"]["title"] = {"text": ""}
