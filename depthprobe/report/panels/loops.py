@@ -98,9 +98,8 @@ def _panel(task: Task, column: str, slug: str, title: str, what: str) -> Figure:
         trace = _band(task, values[k], rows, columns, place, peak, what)
         trace["hovertext"] = [[f"k = {k}, {cell}" if cell else "" for cell in row] for row in trace["hovertext"]]
         data.append(trace | {"yaxis": _axis_name("y", i)})
-    if len(task.hops) > 1:  # one title would stand at each band
-        for i in range(1, len(task.hops)):
-            base[f"yaxis{i + 1}"]["title"] = {"text": ""}
+    for i in range(1, len(task.hops)):  # a title at the first band alone
+        base[f"yaxis{i + 1}"]["title"] = {"text": ""}
     last = values[task.hops[-1]]
     named = [(task.axis.long(depth), depth) for depth in sorted(place.values())]
     return Figure(
