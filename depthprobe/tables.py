@@ -110,6 +110,24 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "gate_lambda": pl.Float32(),  # at loop ends of a model with a gate, null elsewhere
         "gate_cdf": pl.Float32(),
     },
+    # one row per item, position of its prompt and depth, for the items that the report's browser shows in full; a run
+    # may have none. The depths may be a selection of the axis (loop ends, say).
+    "tokens": {
+        "item": pl.String(),
+        "position": pl.Int32(),  # in the unpadded prompt, with BOS if there is one
+        "token": pl.String(),
+        "token_id": pl.Int64(),
+        "depth": pl.Int32(),
+        "loop": pl.Int32(),
+        "layer": pl.Int32(),
+        "site": pl.String(),
+        "top1": pl.String(),
+        "top1_prob": pl.Float32(),
+        "top5": pl.List(pl.String()),
+        "top5_probs": pl.List(pl.Float32()),
+        "gate_lambda": pl.Float32(),  # at loop ends of a model with a gate, null elsewhere
+        "gate_cdf": pl.Float32(),
+    },
     # one row per item; *_depth index the axis, *_loop count loops and are null for a model without loops
     "settling": {
         **_ITEM_KEYS,
@@ -203,6 +221,7 @@ NULLABLE: dict[str, frozenset[str]] = {
     "items": frozenset({"split"}),
     "shortcuts": frozenset({"low", "high"}),
     "lens": frozenset({"answer_logprob", "gate_lambda", "gate_cdf"}),
+    "tokens": frozenset({"gate_lambda", "gate_cdf"}),
     "settling": frozenset(
         {
             "correct_depth",

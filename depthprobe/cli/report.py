@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,6 +16,14 @@ def command(
         Path | None,
         typer.Option("--out", help="Where to write the page; RUN/report.html if not given.", dir_okay=False),
     ] = None,
+    items: Annotated[
+        str | None,
+        typer.Option(
+            "--items",
+            metavar="N|all",
+            help="How many questions the item browser holds; at most 500 and a million cells if not given.",
+        ),
+    ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print accuracy by hops and depth as Markdown instead.")
     ] = False,
@@ -24,8 +32,17 @@ def command(
     from depthprobe.report import accuracy_markdown, read_run, write_report
 
     if not markdown:
-        typer.echo(write_report(run, out))
+        typer.echo(write_report(run, out, _limit(items)))
         return
-    if out is not None:
-        raise UserError("--markdown prints and writes no page", where="--out", remedy="leave one of the two out")
+    for option, value in (("--out", out), ("--items", items)):
+        if value is not None:
+            raise UserError("--markdown prints and writes no page", where=option, remedy="leave one of the two out")
     typer.echo(accuracy_markdown(read_run(run)))
+
+
+def _limit(items: str | None) -> int | Literal["all"] | None:
+    if items is None or items == "all":
+        return items
+    if items.isdecimal() and int(items) > 0:
+        return int(items)
+    raise UserError(f"'{items}' is no number of questions", where="--items", remedy="give a number from 1, or 'all'")

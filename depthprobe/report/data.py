@@ -19,7 +19,7 @@ import polars as pl
 from depthprobe import tables
 from depthprobe.errors import UserError
 
-__all__ = ["SCHEMA_VERSION", "Axis", "Coordinate", "Run", "Task", "read_run"]
+__all__ = ["SCHEMA_VERSION", "Axis", "Coordinate", "Run", "Task", "read_columns", "read_run", "read_table"]
 
 #: of manifest.json and the tables beside it
 SCHEMA_VERSION = 1
@@ -220,8 +220,8 @@ def read_run(folder: Path) -> Run:
             "there is no such run folder", where=str(folder), remedy="give the --out of `depthprobe analyze`"
         )
     manifest = _manifest(folder)
-    found = {name: _table(folder, name, required=True) for name in _REQUIRED}
-    found |= {name: _table(folder, name, required=False) for name in _OPTIONAL}
+    found = {name: read_table(folder, name, required=True) for name in _REQUIRED}
+    found |= {name: read_table(folder, name, required=False) for name in _OPTIONAL}
     if not found["items"].height or not found["accuracy"].height:
         raise UserError("the run has no items", where=str(folder), remedy=again)
     axis = _axis(folder)
@@ -274,7 +274,12 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
     return manifest
 
 
-def _table(folder: Path, name: str, *, required: bool) -> pl.DataFrame:
+def read_table(folder: Path, name: str, *, required: bool) -> pl.DataFrame:
+    """A table of a run, checked; without rows if it is not there and need not be.
+
+    Raises:
+        UserError: it is missing, unreadable or not of its schema.
+    """
     path = folder / "tables" / f"{name}.parquet"
     if not path.is_file():
         if not required:
@@ -291,6 +296,21 @@ def _table(folder: Path, name: str, *, required: bool) -> pl.DataFrame:
             f"the table cannot be read: {error}", where=str(path), remedy="run `depthprobe analyze` again"
         ) from None
     return tables.check(name, df)
+
+
+def read_columns(folder: Path, name: str, columns: list[str], items: list[str]) -> pl.DataFrame:
+    """Some columns of some items' rows; for tables that may be large.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = folder / "tables" / f"{name}.parquet"
+    try:
+        return pl.scan_parquet(path).filter(pl.col("item").is_in(items)).select(columns).collect()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise UserError(
+            f"the {name} table cannot be read: {error}", where=str(path), remedy="run `depthprobe analyze` again"
+        ) from None
 
 
 def _axis(folder: Path) -> Axis:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import polars as pl
+
 from depthprobe.report import palette
 from depthprobe.report.data import Axis
 
@@ -50,6 +52,7 @@ class Figure:
         spec: {"data": […], "layout": {…}}, colours as tokens.
         alt: one or two sentences for a screen reader, with the numbers that matter.
         grid: the table view.
+        sheet: the numbers behind the drawing, as the page exports them to CSV; no nested columns.
         keys: the legend; hops have a legend of their own for the whole section.
         scale: (low, high) labels of the heat ramp, if it is used.
     """
@@ -59,6 +62,7 @@ class Figure:
     spec: dict[str, Any]
     alt: str
     grid: Grid
+    sheet: pl.DataFrame
     keys: tuple[Key, ...] = field(default=())
     scale: tuple[str, str] | None = None
 
@@ -67,6 +71,10 @@ class Figure:
         from plotly.graph_objects import Figure as PlotlyFigure
 
         return PlotlyFigure(palette.resolve(self.spec, theme, n_hops))
+
+    def csv(self) -> str:
+        """The sheet as CSV: full column names, six decimals, nothing for a missing number."""
+        return self.sheet.fill_nan(None).write_csv(float_precision=6)
 
 
 def layout(*, height: int, xaxis: dict[str, Any], yaxis: dict[str, Any], left: int = 58) -> dict[str, Any]:

@@ -19,7 +19,9 @@ import polars as pl
 from depthprobe import analysis
 from depthprobe.errors import UserError
 from depthprobe.report import palette, words
+from depthprobe.report.browser import Limit, build
 from depthprobe.report.data import Run, read_run
+from depthprobe.report.figures import Figure
 from depthprobe.report.manifest import exit_q, model_name, run_facts, version
 from depthprobe.report.sections import Section, section
 from depthprobe.report.text import MINUS, NARROW, count
@@ -27,12 +29,14 @@ from depthprobe.report.text import MINUS, NARROW, count
 __all__ = ["render", "write_report"]
 
 
-def write_report(run_folder: Path, out: Path | None = None) -> Path:
+def write_report(run_folder: Path, out: Path | None = None, items: Limit = None) -> Path:
     """Draw the report of a finished run.
 
     Args:
         run_folder: the folder that `depthprobe analyze` wrote.
         out: where to; `run_folder/report.html` if None. Written whole or not at all.
+        items: how many questions the item browser holds: a number, "all", or None for at most 500 and a million
+            cells; the page says how many it has.
 
     Returns:
         The path of the page.
@@ -41,7 +45,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
         UserError: the folder is not a finished run of this version (see `report.data.read_run`), or the page
             cannot be written.
     """
-    html = render(read_run(run_folder))
+    html = render(read_run(run_folder), items)
     path = run_folder / "report.html" if out is None else out
     half = path.with_name(f".partial-{os.getpid()}-{path.name}")  # a resumed run sweeps such names away
     try:
@@ -59,8 +63,8 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     return path
 
 
-def render(run: Run) -> str:
-    """The page as text."""
+def render(run: Run, items: Limit = None) -> str:
+    """The page as text; `items` as in `write_report`."""
     from jinja2 import Environment, StrictUndefined
     from plotly.offline import get_plotlyjs
 
@@ -87,10 +91,14 @@ def render(run: Run) -> str:
         folder=run.folder.resolve().name,
         variables=palette.css(len(run.hops)),
         style=_asset("style.css"),
-        figures=_figures(sections),
+        figures=_embedded({f.id: f.spec for f in _all(sections)}),
         # a closing tag inside a script would end it
         plotly=get_plotlyjs().replace("</script", "<\\/script"),
-        script=_asset("page.js"),
+        run_name=_embedded(run.folder.resolve().name),
+        sheets=_embedded({f.id: f.csv() for f in _all(sections)}),
+        scripts=[_asset(name) for name in ("page.js", "export.js", "items.js", "grid.js", "browser.js")],
+        browser=build(run, items),
+        ways=words.ROLES,
     )
 
 
@@ -130,9 +138,12 @@ def _lede(run: Run, gate: bool) -> str:
     return f"{model}. {asked}, read at every depth."
 
 
-def _figures(sections: list[Section]) -> str:
-    specs = {f.id: f.spec for s in sections for block in s.blocks for f in block.figures}
-    text = json.dumps(specs, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+def _all(sections: list[Section]) -> list[Figure]:
+    return [f for s in sections for block in s.blocks for f in block.figures]
+
+
+def _embedded(values: Any) -> str:
+    text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     # inside <script>: no text of a user may close the tag or open a comment
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 

@@ -28,6 +28,11 @@ THEMES: dict[str, dict[str, str]] = {
         "rival": "#b4500f",
         "other": "#8d8a97",
         "gate": "#087568",
+        "role-chain": "#4036a0",
+        "role-branch": "#087568",
+        "role-decoy": "#b4500f",
+        "role-offchain": "#6f6c7a",
+        "role-gender": "#a8246e",
     },
     "dark": {
         "page": "#121118",
@@ -42,6 +47,11 @@ THEMES: dict[str, dict[str, str]] = {
         "rival": "#ff9f5a",
         "other": "#8a8799",
         "gate": "#4fd1bd",
+        "role-chain": "#b0a8ff",
+        "role-branch": "#4fd1bd",
+        "role-decoy": "#ff9f5a",
+        "role-offchain": "#9a97a8",
+        "role-gender": "#f58ac4",
     },
 }
 
@@ -64,7 +74,8 @@ def hop_token(index: int) -> str:
 
 
 def tokens(theme: str, n_hops: int) -> dict[str, str]:
-    """A theme's tokens: the plain ones, `hop-1`…, `heat-0`…`heat-8`, translucent `hop-1-band`…"""
+    """A theme's tokens: the plain ones, `hop-1`…, `heat-0`…`heat-8` with text that can be
+    read on them (`on-heat-0`…), translucent `hop-1-band`…"""
     found = dict(THEMES[theme])
     found |= {hop_token(i): colour for i, colour in enumerate(_ramp(_HOPS[theme], n_hops))}
     for name in [name for name in found if name == "gate" or name.startswith("hop-")]:
@@ -72,6 +83,7 @@ def tokens(theme: str, n_hops: int) -> dict[str, str]:
         found[f"{name}-band"] = f"rgba({r},{g},{b},{0.13 if theme == 'light' else 0.16})"
     for i, colour in enumerate(_ramp(_HEAT[theme], _HEAT_STEPS)):
         found[f"heat-{i}"] = colour
+        found[f"on-heat-{i}"] = max(("#ffffff", "#121118"), key=lambda text: contrast(text, colour))
     return found
 
 

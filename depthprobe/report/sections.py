@@ -89,7 +89,7 @@ def section(run: Run, task: Task, headline: str, exit_q: float | None) -> Sectio
         headline=tuple(re.split(r"(?<=\.)\s+(?=[A-Z])", headline)),
         tiles=_tiles(task),
         example=_example(run, task),
-        blocks=(_accuracy(task), _curves(run, task), _settling(task), _gate(task, exit_q)),
+        blocks=(_accuracy(task), _curves(run, task), *_loops(task), _settling(task), _gate(task, exit_q)),
     )
 
 
@@ -213,6 +213,21 @@ def _curves(run: Run, task: Task) -> Block:
         panels.probability_curves(task, run.hops),
         hops=tuple(Chip(k, hop_token(run.hops.index(k))) for k in task.hops),
     )
+
+
+def _loops(task: Task) -> tuple[Block, ...]:
+    figures = panels.layers_within_loops(task)
+    if not figures:
+        return ()
+    state = any(c.site == "loop_state" for c in task.axis.coordinates)
+    block = Block(
+        "What does each layer of a loop add?",
+        "Every readable depth at its place: a column is a loop, a row a layer within it, a band a hop count. "
+        + ("The row “end” is the state behind the norm that closes each loop, a depth of its own. " if state else "")
+        + "Within a loop a state is not made to be read, so a weak row before a loop's end says little.",
+        figures,
+    )
+    return (block,)
 
 
 def _settling(task: Task) -> Block:

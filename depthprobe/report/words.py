@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from depthprobe.report.data import Axis
 
-__all__ = ["ABOUT", "SHORTCUTS", "limits", "reading", "shortcut_name"]
+__all__ = ["ABOUT", "ROLES", "SHORTCUTS", "limits", "reading", "shortcut_name"]
 
 #: task -> one sentence
 ABOUT = {
@@ -17,6 +17,15 @@ ABOUT = {
     "Ann is …”). Order matters, and the story holds decoys that carry the same relation words.",
 }
 
+
+#: role of a fact -> what it does in its story
+ROLES = {
+    "chain": "on the question's chain, with its hop",
+    "branch": "hangs off a person of the chain",
+    "decoy": "has the chain's relation words elsewhere",
+    "offchain": "told for another question of the story",
+    "gender": "says who is a man or a woman",
+}
 
 #: name in the shortcuts table -> its words, and what it answers from
 SHORTCUTS = {

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from chromium import chromium
 from synthetic import layers_axis, looped_axis, write_run
 
 
 @pytest.fixture(scope="session")
 def looped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("looped"), looped_axis())
+    return write_run(tmp_path_factory.mktemp("looped"), looped_axis(), with_tokens=24)
 
 
 @pytest.fixture(scope="session")
 def layers_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     axis = layers_axis()
     return write_run(
-        tmp_path_factory.mktemp("layers"), axis, model="SmolLM2-135M-Instruct", gate=False, n_stories=20
+        tmp_path_factory.mktemp("layers"), axis, model="SmolLM2-135M-Instruct", gate=False, n_stories=20, with_tokens=3
     )
 
 
@@ -35,3 +38,8 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("small"), looped_axis(3), model="</script><b>x</b>",
         tasks=("my <i>data</i>",), hops=(2,), n_stories=1, gate=False, shortcuts=False,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    yield from chromium()

@@ -6,6 +6,7 @@ python -m tests.report.synthetic OUT        # writes OUT/looped and OUT/layers, 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,8 +56,9 @@ def write_run(
     gate: bool = True,
     shortcuts: bool = True,
     seed: int = 0,
+    with_tokens: int = 0,
 ) -> Path:
-    """A finished run folder, without report.html."""
+    """A finished run folder, without report.html; the first `with_tokens` items have rows in `tokens`."""
     rng = np.random.default_rng(seed)
     exit_q = 0.9 if gate else None
     items = pl.concat([_items(task, hops, n_stories) for task in tasks])
@@ -65,6 +67,8 @@ def write_run(
     found |= {"items": items, "lens": lens}
     if shortcuts:
         found["shortcuts"] = _shortcuts(tasks, hops, n_stories)
+    if with_tokens:
+        found["tokens"] = _tokens(items.head(with_tokens), lens, rng)
     (folder / "tables").mkdir(parents=True, exist_ok=True)
     for name, df in found.items():
         tables.check(name, df).write_parquet(folder / "tables" / f"{name}.parquet")
@@ -181,6 +185,31 @@ def _lens(items: pl.DataFrame, task: str, axis: Axis, gate: bool, rng: np.random
     return tables.conform("lens", columns)
 
 
+def words_of(text: str) -> list[str]:
+    """A story's tokens, as a word tokenizer would have them."""
+    return re.findall(r"'s|\w+|[^\w\s]", text)
+
+
+def _tokens(items: pl.DataFrame, lens: pl.DataFrame, rng: np.random.Generator) -> pl.DataFrame:
+    """At the embedding and where a loop or the stack ends: made-up words, but those of `lens` at the last position."""
+    read = lens.filter(pl.col("is_loop_end") | (pl.col("depth") == 0))
+    rows: list[dict[str, Any]] = []
+    for item in items.iter_rows(named=True):
+        words = words_of(item["text"])
+        for position, token in enumerate(words):
+            for at in read.filter(pl.col("item") == item["item"]).sort("depth").iter_rows(named=True):
+                top5 = [_NAMES[i] for i in rng.permutation(len(_NAMES))[:5]]
+                probs = np.sort(rng.dirichlet(np.full(8, 0.4)))[::-1][:5].tolist()
+                if position == len(words) - 1:
+                    top5, probs = [*at["top5"], "Ann", "Bob", ", \"x\""], [*at["top5_probs"], 0.1, 0.01, 0.001]
+                rows.append(
+                    {"item": item["item"], "position": position, "token": token, "token_id": position}
+                    | {name: at[name] for name in ("depth", "loop", "layer", "site", "gate_lambda", "gate_cdf")}
+                    | {"top1": top5[0], "top1_prob": probs[0], "top5": top5, "top5_probs": probs}
+                )
+    return tables.conform("tokens", rows)
+
+
 def _shortcuts(tasks: Sequence[str], hops: Sequence[int], n: int) -> pl.DataFrame:
     levels = {
         "kinship": {
@@ -238,7 +267,7 @@ def main(out: Path) -> None:
     from depthprobe.report import write_report
 
     for path in (
-        write_run(out / "looped", looped_axis()),
+        write_run(out / "looped", looped_axis(), with_tokens=24),
         write_run(out / "layers", layers_axis(), model="SmolLM2-135M-Instruct", gate=False),
         write_run(out / "deep", looped_axis(4, layers=4, prelude=1, coda=1), model="random/looped-4x4"),
         write_run(

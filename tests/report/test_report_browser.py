@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import open_page, rgb
 
 from depthprobe.report import write_report
 from depthprobe.report.palette import THEMES, tokens
 
 pytestmark = pytest.mark.browser
-
-_CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run",
-]  # fmt: skip
-
-
-@dataclass
-class Watch:
-    """What a page said and asked for."""
-
-    complaints: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if _CHROMIUM is None:
-        pytest.skip("there is no Chromium: `apt-get install chromium` brings it")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is in the dev extra")
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=_CHROMIUM, args=_FLAGS)
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -54,21 +27,6 @@ def pages(
     return {name: write_report(run, folder / f"{name}.html") for name, run in runs.items()}
 
 
-def _open(browser: Any, path: Path, *, scheme: str = "light", width: int = 1280) -> tuple[Any, Watch]:
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
-    page, watch = context.new_page(), Watch()
-    page.on("console", lambda said: watch.complaints.append(f"{said.type}: {said.text}"))
-    page.on("pageerror", lambda error: watch.complaints.append(str(error)))
-    page.on("request", lambda request: watch.requests.append(request.url))
-    page.goto(path.as_uri())
-    page.wait_for_selector("html[data-ready]", timeout=20_000)
-    return page, watch
-
-
-def _rgb(colour: str) -> str:
-    return f"rgb({int(colour[1:3], 16)}, {int(colour[3:5], 16)}, {int(colour[5:7], 16)})"
-
-
 def _line_colour(page: Any) -> str:
     """Of the first rung's curve, as drawn."""
     line = '#plot-kinship-p-correct .js-line[style*="stroke-width: 2"]'
@@ -80,13 +38,13 @@ def _line_colour(page: Any) -> str:
 def test_no_errors_no_requests_all_drawn(
     browser: Any, pages: dict[str, Path], name: str, scheme: str
 ) -> None:
-    page, watch = _open(browser, pages[name], scheme=scheme)
+    page, watch = open_page(browser, pages[name], scheme=scheme)
     assert watch.complaints == []
     assert watch.requests == [pages[name].as_uri()]
     plots = page.locator(".plot").count()
     assert plots and page.locator(".plot .main-svg").count() >= plots
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert ground == _rgb(THEMES[scheme]["page"])
+    assert ground == rgb(THEMES[scheme]["page"])
     page.context.close()
 
 
@@ -94,32 +52,32 @@ def test_no_errors_no_requests_all_drawn(
 def test_toggle_restyles_page_and_figures(
     browser: Any, pages: dict[str, Path], scheme: str, other: str
 ) -> None:
-    page, watch = _open(browser, pages["looped"], scheme=scheme)
+    page, watch = open_page(browser, pages["looped"], scheme=scheme)
     button = page.locator("#theme")
-    assert _line_colour(page) == _rgb(tokens(scheme, 6)["hop-1"])
+    assert _line_colour(page) == rgb(tokens(scheme, 6)["hop-1"])
     assert button.inner_text().strip().lower() == other
     button.click()
-    assert _line_colour(page) == _rgb(tokens(other, 6)["hop-1"])
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == _rgb(THEMES[other]["page"])
+    assert _line_colour(page) == rgb(tokens(other, 6)["hop-1"])
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == rgb(THEMES[other]["page"])
     page.reload()
     page.wait_for_selector("html[data-ready]")
-    assert _line_colour(page) == _rgb(tokens(other, 6)["hop-1"])  # the choice is kept
+    assert _line_colour(page) == rgb(tokens(other, 6)["hop-1"])  # the choice is kept
     page.locator("#theme").click()
-    assert _line_colour(page) == _rgb(tokens(scheme, 6)["hop-1"])
+    assert _line_colour(page) == rgb(tokens(scheme, 6)["hop-1"])
     assert watch.complaints == []
     page.context.close()
 
 
 def test_figures_follow_a_change_of_the_preference(browser: Any, pages: dict[str, Path]) -> None:
-    page, _ = _open(browser, pages["looped"])
+    page, _ = open_page(browser, pages["looped"])
     page.emulate_media(color_scheme="dark")
     page.locator("#theme .word", has_text="Light").wait_for()
-    assert _line_colour(page) == _rgb(tokens("dark", 6)["hop-1"])
+    assert _line_colour(page) == rgb(tokens("dark", 6)["hop-1"])
     page.context.close()
 
 
 def test_a_chip_hides_its_rung_in_its_own_section(browser: Any, pages: dict[str, Path]) -> None:
-    page, _ = _open(browser, pages["looped"])
+    page, _ = open_page(browser, pages["looped"])
     visible = """(id) => document.getElementById(id).data
         .filter((trace) => trace.meta?.hop === 3 && trace.visible !== false).length"""
     chip = page.locator("#kinship .chip[data-hop='3']")
@@ -141,7 +99,7 @@ def test_a_chip_hides_its_rung_in_its_own_section(browser: Any, pages: dict[str,
 def test_nothing_is_wider_than_the_screen(
     browser: Any, pages: dict[str, Path], name: str, width: int
 ) -> None:
-    page, _ = _open(browser, pages[name], width=width)
+    page, _ = open_page(browser, pages[name], width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     overlaps = page.evaluate(
         """() => [...document.querySelectorAll(".plot")].flatMap((plot) => {
@@ -164,11 +122,11 @@ def test_nothing_is_wider_than_the_screen(
 
 
 def test_paper_is_light_and_the_screen_comes_back(browser: Any, pages: dict[str, Path]) -> None:
-    page, watch = _open(browser, pages["looped"], scheme="dark")
+    page, watch = open_page(browser, pages["looped"], scheme="dark")
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    assert _line_colour(page) == _rgb(tokens("light", 6)["hop-1"])
+    assert _line_colour(page) == rgb(tokens("light", 6)["hop-1"])
     page.evaluate("window.dispatchEvent(new Event('afterprint'))")
-    assert _line_colour(page) == _rgb(tokens("dark", 6)["hop-1"])
+    assert _line_colour(page) == rgb(tokens("dark", 6)["hop-1"])
     assert page.pdf(format="A4").startswith(b"%PDF")
     assert watch.complaints == []
     page.context.close()

@@ -4,6 +4,7 @@
   const root = document.documentElement;
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const preference = window.matchMedia("(prefers-color-scheme: dark)");
+  const name = JSON.parse(document.getElementById("run-name").textContent); // of saved files
   const hidden = new Map(); // section -> hops that are switched off
   const PRINT_WIDTH = 630; // pixels: a sheet of A4 within its margins
 
@@ -29,19 +30,23 @@
     return node;
   }
 
+  /** A figure's data and layout in the colours of the theme, without the rungs that are switched off. */
+  function specOf(id) {
+    const { data, layout } = resolve(figures[id], getComputedStyle(root));
+    const off = hidden.get(document.getElementById("plot-" + id).closest("[data-section]").dataset.section);
+    for (const trace of data) {
+      if (off && trace.meta && off.has(String(trace.meta.hop))) trace.visible = false;
+    }
+    return { data, layout };
+  }
+
   function draw(width) {
-    const style = getComputedStyle(root);
     return Promise.all(
-      Object.entries(figures).map(([id, spec]) => {
-        const box = document.getElementById("plot-" + id);
-        const off = hidden.get(box.closest("[data-section]").dataset.section);
-        const { data, layout } = resolve(spec, style);
-        for (const trace of data) {
-          if (off && trace.meta && off.has(String(trace.meta.hop))) trace.visible = false;
-        }
+      Object.keys(figures).map((id) => {
+        const { data, layout } = specOf(id);
         if (width) layout.width = width;
         layout.autosize = !width;
-        return Plotly.react(box, data, layout, config);
+        return Plotly.react(document.getElementById("plot-" + id), data, layout, config);
       }),
     );
   }
@@ -97,5 +102,11 @@
     draw();
   });
 
-  show().then(() => { root.dataset.ready = "true"; });
+  // what export.js and browser.js need
+  window.depthprobe = {
+    name,
+    specOf,
+    resolve: (node) => resolve(node, getComputedStyle(root)),
+    drawn: show().then(() => { root.dataset.ready = "true"; }),
+  };
 })();

@@ -16,6 +16,7 @@ __all__ = ["accuracy_beside_shortcuts", "accuracy_by_depth"]
 
 #: Up to so many depths a cell is wide enough for its number on a phone.
 _LABELLED = 14
+_SHOWN = ("rule", "accuracy", "low", "high", "n")
 
 
 def accuracy_by_depth(task: Task) -> Figure:
@@ -77,6 +78,7 @@ def accuracy_by_depth(task: Task) -> Figure:
             ),
             "accuracy",
         ),
+        sheet=task.accuracy.select("task", "hops", "depth", "loop", "layer", "accuracy", "low", "high", "n"),
         scale=("0 %", "100 % right"),
     )
 
@@ -171,6 +173,12 @@ def accuracy_beside_shortcuts(task: Task) -> Figure | None:
             ("★ best shortcut", *(f"k = {k}" for k in task.hops)),
             (model_row, *((shortcut_name(name), *(shown(k, name) for k in task.hops)) for name in names)),
             "shortcuts",
+        ),
+        sheet=pl.concat(
+            [
+                final.with_columns(rule=pl.lit("the model at full depth")).select("task", "hops", *_SHOWN),
+                task.shortcuts.with_columns(rule=pl.col("shortcut")).select("task", "hops", *_SHOWN),
+            ]
         ),
         keys=(
             Key("dot", "model", "the model, full depth"),

@@ -93,6 +93,7 @@ def exits_by_hops(task: Task, exit_q: float | None) -> Figure | None:
             ),
             "exits_by_hops",
         ),
+        sheet=df.join(settle, on="hops", how="left").rename({"settling_loop": "mean_settling_loop"}),
         keys=(
             Key("dot", "gate", f"mean Q-exit{q}"),
             Key("square-open", "model", "expected depth under the gate"),
@@ -231,5 +232,12 @@ def exit_trade_off(task: Task, exit_q: float | None) -> Figure | None:
             ),
             "exits and fixed_exits",
         ),
+        sheet=pl.concat(
+            [
+                swept.with_columns(rule=pl.lit("Q-exit")),
+                fixed.with_columns(rule=pl.lit("fixed loop"), mean_exit=pl.col("loop").cast(pl.Float64)).drop("loop"),
+            ],
+            how="diagonal",
+        ).select("rule", pl.all().exclude("rule")),
         keys=tuple(keys),
     )

@@ -104,4 +104,7 @@ def _curve(task: Task, all_hops: tuple[int, ...], column: str, short: str, long:
             ),
             "accuracy",
         ),
+        sheet=pl.concat(list(frames.values())).select(
+            "task", "hops", "depth", "loop", "layer", column, f"{column}_low", f"{column}_high", "n"
+        ),
     )

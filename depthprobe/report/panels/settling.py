@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import polars as pl
+
 from depthprobe.report import palette
 from depthprobe.report.data import Task
 from depthprobe.report.figures import ROW, Figure, Grid, Key, depth_axis, hops_axis, layout
@@ -142,6 +144,14 @@ def _strip(
                 for i, k in enumerate(task.hops)
             ),
             "settling",
+        ),
+        sheet=pl.DataFrame(
+            {
+                "task": [task.name] * sum(map(len, shares)),
+                "hops": [k for k in task.hops for _ in range(n_depths + 1)],
+                "depth": [*map(str, range(n_depths)), "never"] * len(task.hops),
+                "share": [value for row in shares for value in row],
+            }
         ),
         keys=(Key("diamond", "rival", "mean"),),
         scale=("0 %", f"{percent(peak)} of a row"),
