@@ -67,7 +67,7 @@ def slopes_table(settling: pl.DataFrame, *, seed: int = 0, resamples: int = 2000
 
     `slope` is in axis steps per hop for `*_depth`, in loops per hop for `*_loop`, `gate_exit` and
     `expected_depth`. It is null where no story is asked at two hop counts, the bounds are null with fewer
-    than two clusters of such stories.
+    than `bootstrap.FEWEST` clusters of such stories.
     """
     rows = []
     for task in sorted(settling["task"].unique().to_list()):

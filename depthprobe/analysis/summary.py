@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from depthprobe import tables
+from depthprobe.analysis.bootstrap import FEWEST
 
 __all__ = ["summarise"]
 
@@ -114,8 +115,11 @@ def _settling(name: str, task: str, unit: str, row: dict[str, Any], hops: list[i
         )
     if row["low"] is None:
         change = f"{row['slope']:+.2f} {unit} per hop"
-        one = "story" if row["n_stories"] == 1 else "cluster of stories"
-        return f"On {task}, a single {one} gives {name}'s change of settling depth no interval ({change})."
+        n, what = row["n_clusters"], "stories" if row["n_clusters"] == row["n_stories"] else "clusters of stories"
+        return (
+            f"On {task}, {name}'s change of settling depth has no interval ({change}): that takes {FEWEST} {what}, "
+            f"and {n} {'was' if n == 1 else 'were'} asked."
+        )
     change = f"{row['slope']:+.2f} {unit} per hop, 95 % interval {row['low']:+.2f} to {row['high']:+.2f}"
     asked = f"{row['n_stories']} stories, each asked at {_range(hops)} hops"
     if row["n_clusters"] < row["n_stories"]:

@@ -79,7 +79,12 @@ def test_earlier_and_shortcuts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "hops", "words"), [(5, (3,), "no paired slope"), (1, (1, 2), "a single story")]
+    ("n", "hops", "words"),
+    [
+        (5, (3,), "no paired slope"),
+        (1, (1, 2), "that takes 6 stories, and 1 was asked"),
+        (5, (1, 2), "no interval (+1.00 loops per hop): that takes 6 stories, and 5 were asked"),
+    ],
 )
 def test_too_little_to_say(n: int, hops: tuple[int, ...], words: str) -> None:
     assert words in summary(settle=lambda rng, story, k: k, n_stories=n, hops=hops)["headline"]
