@@ -37,14 +37,14 @@ def write_items(path: str | Path, items: Iterable[Item]) -> int:
     The file appears under its name only when it is complete, with a parent folder if there was none.
 
     Raises:
-        UserError: the place cannot be written to. A full disk raises OSError; nothing is left behind then
-            either.
+        UserError: the place cannot be written to. A disk that fills up raises OSError; nothing is left behind
+            then either.
     """
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+    except OSError as error:
         raise UserError(
             "cannot write here", where=str(path), remedy=f"{error.strerror}; choose another"
         ) from None

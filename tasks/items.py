@@ -223,9 +223,20 @@ def _check_item(item: Item) -> None:
     for name in ("candidates", "plausible"):
         if item.answer not in getattr(item, name):
             raise ValueError(f"field '{name}': the answer '{item.answer}' is not in it")
+    for name, allowed in (
+        ("question_people_spans", item.chain_people),
+        ("question_relation_spans", item.chain_relations),
+    ):
+        for number, span in enumerate(cast("tuple[Span, ...]", getattr(item, name))):
+            if span.of(item.text) not in allowed:
+                raise ValueError(f"field '{name}[{number}]': '{span.of(item.text)}' is not on the chain")
     for number, fact in enumerate(item.facts):
+        if fact.span.end > len(item.story):
+            raise ValueError(f"field 'facts[{number}].span': {list(fact.span)} reaches beyond the story")
         for part in ("subject", "relation", "object"):
             span = cast("Span", getattr(fact, f"{part}_span"))
             found, told = span.of(item.text), cast("str", getattr(fact, part))
             if found != told:
                 raise ValueError(f"field 'facts[{number}].{part}_span': '{found}' is not '{told}'")
+            if not fact.span.start <= span.start <= span.end <= fact.span.end:
+                raise ValueError(f"field 'facts[{number}].{part}_span': {list(span)} is not within the fact")

@@ -204,6 +204,16 @@ def ask(knowledge: Knowledge | None, item: Item) -> frozenset[str]:
     return knowledge.follow(item.chain_people[0], item.chain_relations)
 
 
+def wrong_answers(items: Iterable[Item]) -> dict[str, str]:
+    """Id and a line for each item that has another answer, several or none; those without facts pass."""
+    lines: dict[str, str] = {}
+    for item in verify(item for item in items if item.facts):
+        found = answers(item)
+        what = " or ".join(sorted(found)) if found else "no answer"
+        lines[item.id] = f"{item.id}: the facts give {what}, the item says {item.answer}"
+    return lines
+
+
 def verify(items: Iterable[Item]) -> list[Item]:
     """The items that do not have exactly their one answer, [] if all is well.
 

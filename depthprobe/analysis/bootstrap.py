@@ -19,6 +19,10 @@ __all__ = ["LEVEL", "by_cluster", "mean_interval", "proportion", "ratio_draws", 
 #: Coverage of every interval.
 LEVEL = 0.95
 
+#: From fewer clusters no bootstrap interval is given: it cannot reach beyond the clusters that there are, and of two
+#: that happen to agree it would say that all do. From here on the coverage is a test.
+FEWEST = 6
+
 _CELLS = 4_000_000  # resampling weights held at once: 32 MB
 
 
@@ -60,12 +64,12 @@ def ratio_draws(sums: np.ndarray, *, resamples: int, seed: int) -> np.ndarray:
 
 
 def within(draws: np.ndarray, n_clusters: int) -> tuple[np.ndarray, np.ndarray]:
-    """Expanded percentile interval: draws [B, …] → low […], high […]; NaN with fewer than two clusters.
+    """Expanded percentile interval: draws [B, …] → low […], high […]; NaN from fewer than `FEWEST` clusters.
 
     The plain percentile interval is too narrow for few clusters (it misses the factor n/(n−1) and the t
     quantile); the levels are moved out by just that (Hesterberg 2015, 1411.5279).
     """
-    if n_clusters < 2:
+    if n_clusters < FEWEST:
         nothing = np.full(draws.shape[1:], np.nan)
         return nothing, nothing.copy()
     reach = t_quantile(0.5 + LEVEL / 2, n_clusters - 1) * (n_clusters / (n_clusters - 1)) ** 0.5

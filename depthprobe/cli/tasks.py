@@ -216,6 +216,7 @@ def check(
     The solver knows the stated facts alone. Every item that it finds wrong is named; the exit code is then 1.
     """
     from depthprobe.tasks.shortcuts import default_shortcuts
+    from depthprobe.tasks.solver import wrong_answers
 
     findings: list[Finding] = []
     training = None if against is None else _training(against)
@@ -237,7 +238,7 @@ def check(
         from depthprobe.tasks.io import read_items
 
         items = read_items(file)
-    bad = {} if findings else _wrong(items)
+    bad = {} if findings else wrong_answers(items)
     wrong = [str(finding) for finding in findings if finding.kind != "right"] or list(bad.values())
     report = {
         "items": len(findings) or len(items),
@@ -274,18 +275,6 @@ def _training(file: Path) -> list[Item]:
         remedy = "give a file that `depthprobe tasks generate` wrote"
         raise UserError("no training item states its chain of relations", where=str(file), remedy=remedy)
     return items
-
-
-def _wrong(items: Sequence[Item]) -> dict[str, str]:
-    """Id and a line of each item that has another answer, several or none; those without facts pass."""
-    from depthprobe.tasks.solver import answers, verify
-
-    lines: dict[str, str] = {}
-    for item in verify(item for item in items if item.facts):
-        found = answers(item)
-        what = " or ".join(sorted(found)) if found else "no answer"
-        lines[item.id] = f"{item.id}: the facts give {what}, the item says {item.answer}"
-    return lines
 
 
 def _print_check(report: dict[str, Any]) -> None:

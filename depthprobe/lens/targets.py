@@ -217,7 +217,8 @@ def _target(
     where = f"item {item.id}"
     unknown = tokenizer.unk_token_id
     if not plain or unknown in plain:
-        what = "the tokenizer cannot express the question" if plain else "the question has no tokens"
+        unknown_word = _unknown_word(tokenizer, item.text) if plain else ""
+        what = f"the tokenizer cannot express the question{unknown_word}" if plain else "the question has no tokens"
         raise UserError(
             what, where=where, remedy="give data in words that this model knows, or another model"
         )
@@ -256,6 +257,16 @@ def _target(
         nodes=nodes,
         turns=turns,
     )
+
+
+def _unknown_word(tokenizer: Any, text: str) -> str:
+    """Which piece of a text comes out as the unknown token, for a message; "" where the tokenizer has no offsets."""
+    if not getattr(tokenizer, "is_fast", False):
+        return ""
+    out = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    pairs = zip(out["input_ids"], out["offset_mapping"], strict=True)
+    missing = [text[start:end].strip() for token, (start, end) in pairs if token == tokenizer.unk_token_id]
+    return f": it has no '{missing[0]}'" if missing else ""
 
 
 def frame(tokenizer: Any, plain: list[int], full: list[int]) -> Path:

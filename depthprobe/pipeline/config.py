@@ -159,7 +159,11 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
     path = Path(path)
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        found = yaml.safe_load(text)
+        # of a name that stands twice a loader keeps the last; only the tree has both
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        keys = [key for key, _ in root.value] if isinstance(root, yaml.MappingNode) else []
     except FileNotFoundError:
         raise UserError("no such configuration file", where=str(path), remedy="check the path") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -175,6 +179,12 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise UserError(
             "the configuration is not a mapping", where=str(path), remedy="write it as name: value"
         )
+    first: dict[str, int] = {}
+    for key in keys:
+        name, line = str(key.value).replace("-", "_"), key.start_mark.line + 1
+        if (before := first.setdefault(name, line)) != line:
+            what = f"option '{name}' stands there twice"
+            raise UserError(what, where=f"{path}, lines {before} and {line}", remedy="keep one of them")
     known = {field.name for field in fields(AnalyzeConfig)} | {"out"}
     options: dict[str, Any] = {}
     for key, value in found.items():

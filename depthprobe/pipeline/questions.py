@@ -13,6 +13,7 @@ from depthprobe.tasks.generate import Generator
 from depthprobe.tasks.io import read_data
 from depthprobe.tasks.items import Item
 from depthprobe.tasks.shortcuts import default_shortcuts
+from depthprobe.tasks.solver import wrong_answers
 
 __all__ = ["digest", "questions", "shortcut_rows"]
 
@@ -29,7 +30,7 @@ def questions(config: AnalyzeConfig, *, remark: Callable[[str], None] | None = N
 
     Raises:
         UserError: a setting that no story can meet, or a data file that is missing, malformed or has no such
-            items.
+            items, or an item whose facts give another answer than its own.
     """
     if config.data is None:
         return [
@@ -39,6 +40,10 @@ def questions(config: AnalyzeConfig, *, remark: Callable[[str], None] | None = N
             if item.hops in config.hops
         ]
     items = read_data(config.data, remark=remark)
+    if wrong := list(wrong_answers(items).values()):
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        remedy = f"`depthprobe tasks check {config.data}` names every such item"
+        raise UserError(wrong[0] + more, where=config.data, remedy=remedy)
     if config.hops:
         kept = [item for item in items if item.hops in config.hops]
         if not kept:

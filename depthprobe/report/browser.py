@@ -29,7 +29,7 @@ from depthprobe.report.data import Run, read_columns, read_table
 __all__ = ["MAX_CELLS", "MAX_ITEMS", "Browser", "Limit", "build"]
 
 #: How many questions the page holds if nobody asks for another number, and how many cells (tokens × depths) of
-#: theirs: a cell takes some six bytes of the page.
+#: theirs: a cell takes two bytes of the page (a model that is sure of its words) to twenty (one that says anything).
 MAX_ITEMS = 500
 MAX_CELLS = 1_000_000
 

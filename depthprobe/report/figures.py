@@ -178,7 +178,7 @@ def hops_axis(hops: Sequence[int]) -> dict[str, Any]:
 
 
 def bounds(value: float, low: float | None, high: float | None) -> tuple[float, float]:
-    """Lengths of the error bar up and down; 0 where there is no interval (fewer than two stories)."""
+    """Lengths of the error bar up and down; 0 where there is no interval (too few stories)."""
     if low is None or high is None or math.isnan(low) or math.isnan(high):
         return 0.0, 0.0
     return max(high - value, 0.0), max(value - low, 0.0)

@@ -15,7 +15,6 @@ from depthprobe.errors import UserError
 TEMPORARY = ".partial-"
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 def atomic_write(file: Path, data: bytes | memoryview) -> None:
@@ -50,14 +49,12 @@ def user_errors(path: Path) -> Iterator[None]:
         raise as_user_error(error, path) from error
 
 
-def as_user_error(error: OSError, path: Path) -> Exception:
+def as_user_error(error: OSError, path: Path) -> UserError:
+    """What the disk says, in one line; whatever it is, another place may do better."""
     if error.errno in _FULL:
         remedy = "make room, then run the same command with --resume"
         return UserError("the disk is full", where=str(path), remedy=remedy)
-    if error.errno in _CLOSED:
-        what = f"cannot write here: {error.strerror}"
-        return UserError(what, where=str(path), remedy="choose another --out")
-    return error
+    return UserError(f"cannot write here: {error.strerror or error}", where=str(path), remedy="choose another --out")
 
 
 def _sync_folder(folder: Path) -> None:

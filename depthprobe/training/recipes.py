@@ -81,6 +81,10 @@ class Recipe:
     gate_margin: float = 0.05
     threads: int = 1
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.first_rung <= self.longest or self.longest < 2:
+            raise ValueError(f"first_rung {self.first_rung} and longest {self.longest}: a ladder has two rungs or more")
+
 
 #: Kinship: one layer, whose loops have to fetch one fact after the other. Stories are six facts long from the start: in
 #: a story of three facts the answer at three hops can be guessed from all relations that there are, and what that

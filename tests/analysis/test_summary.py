@@ -84,6 +84,7 @@ def test_earlier_and_shortcuts() -> None:
     ("n", "hops", "words"),
     [
         (5, (3,), "no paired slope"),
+        (1, (1, 2), "is not told: too few clusters (1 of 50): ask for more stories with --n"),
         (5, (1, 2), "is not told: too few clusters (5 of 50): ask for more stories with --n"),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_word_that_the_tokenizer_lacks_is_named() -> None:
     tokenizer = word_tokenizer(texts(made))
     with pytest.raises(UserError, match=r"cannot express the answer 'niece' \(item s/k1\)"):
         target(tokenizer, item(("son", "niece")))
-    with pytest.raises(UserError, match=r"cannot express the question \(item s/k1\)"):
+    with pytest.raises(UserError, match=r"cannot express the question: it has no 'Zoe' \(item s/k1\)"):
         target(tokenizer, item(text="Zoe is the son of Ann."))
 
 

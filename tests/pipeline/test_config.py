@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from depthprobe.errors import UserError
 from depthprobe.pipeline import AnalyzeConfig, parse_hops, read_config
 from depthprobe.pipeline.questions import questions
+from depthprobe.tasks.generate import generate_items
+from depthprobe.tasks.io import write_items
 
 
 @pytest.mark.parametrize(
@@ -131,6 +134,8 @@ def test_config_file(tmp_path: Path) -> None:
         ("modle: tiny\n", "unknown option 'modle'"),
         ("model: tiny\nhops: [1, 2\n", "not YAML: .*line 3"),
         ("- model\n", "not a mapping"),
+        ("n: 5\nhops: 1-3\nn: 6\n", "option 'n' stands there twice .*lines 1 and 3"),
+        ("batch-size: 5\nbatch_size: 5\n", "option 'batch_size' stands there twice"),
         ("model: !!python/object/apply:os.system ['true']\n", "not YAML"),
         ("\x00", "not YAML"),
     ],
@@ -165,3 +170,16 @@ def test_a_model_that_knows_one_length_of_story_is_asked_in_such_stories() -> No
     assert remarks == ["kinship-demo has seen stories of 6 facts, and is asked in stories of 7"]
     other = questions(AnalyzeConfig.of({"model": "somewhere", "task": "kinship", "hops": "1-3", "n": 1}))
     assert len(other[0].facts) == 3
+
+
+def test_an_item_whose_facts_give_another_answer_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    items = generate_items("follow", 2, hops=(1, 2, 3))
+    write_items(file, items)
+    assert questions(AnalyzeConfig.of({"data": str(file)})) == items
+    wrong = [replace(item, answer=item.chain_people[0], plausible=item.candidates) for item in items[1:]]
+    write_items(file, [items[0], *wrong])
+    told = rf"{items[1].id}: the facts give {items[1].answer}, the item says \w+ \(and 4 more\) .*tasks check"
+    with pytest.raises(UserError, match=told) as caught:
+        questions(AnalyzeConfig.of({"data": str(file), "n": 1}))
+    assert "mine.jsonl" in str(caught.value)

@@ -15,6 +15,7 @@ _FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
     "--disable-sync", "--no-first-run",
 ]  # fmt: skip
+_PATIENCE = 180_000  # milliseconds: a busy machine may take a minute to open a page of 5 MB
 
 
 @dataclass
@@ -41,13 +42,14 @@ def open_page(
 ) -> tuple[Any, Watch]:
     """The page with its figures and its item browser drawn."""
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+    context.set_default_timeout(_PATIENCE)
     page, watch = context.new_page(), Watch()
     page.on("console", lambda said: watch.complaints.append(f"{said.type}: {said.text}"))
     page.on("pageerror", lambda error: watch.complaints.append(str(error)))
     page.on("request", lambda request: watch.requests.append(request.url))
     page.goto(path.as_uri() + fragment)
-    page.wait_for_selector("html[data-ready]", timeout=30_000)
-    page.wait_for_selector("#browser[data-ready]", timeout=30_000)
+    page.wait_for_selector("html[data-ready]")
+    page.wait_for_selector("#browser[data-ready]")
     return page, watch
 
 

@@ -248,7 +248,7 @@ def test_the_card_stays_on_the_screen(browser: Any, pages: dict[str, Path], widt
 
 
 def _saved(page: Any, place: str, kind: str) -> tuple[str, bytes]:
-    with page.expect_download(timeout=60_000) as caught:
+    with page.expect_download(timeout=180_000) as caught:
         page.locator(f"{place} [data-save={kind}]").focus()
         page.keyboard.press("Enter")
     return caught.value.suggested_filename, Path(caught.value.path()).read_bytes()

@@ -15,6 +15,7 @@ import pytest
 from depthprobe import tables
 from depthprobe.errors import UserError
 from depthprobe.runs import RunFolder, atomic_write, check_free, git_commit, read_manifest, versions
+from depthprobe.runs.files import as_user_error
 
 IDENTITY: dict[str, Any] = {
     "config": {"model": "toy", "hops": (1, 2), "batch_size": 4},
@@ -128,6 +129,14 @@ def test_places_where_no_run_may_begin(tmp_path: Path) -> None:
     (tmp_path / "run/manifest.json").write_text("{")
     with pytest.raises(UserError, match="manifest cannot be read"):
         RunFolder.resume(tmp_path / "run", IDENTITY)
+
+
+def test_whatever_the_disk_says_is_one_line() -> None:
+    with pytest.raises(UserError, match="cannot write here"):  # ENOENT of a folder that is there
+        RunFolder.create(Path("/proc/run"), {})
+    for number in (errno.ENOENT, errno.EIO, errno.ELOOP, errno.EROFS):
+        told = str(as_user_error(OSError(number, os.strerror(number)), Path("/somewhere")))
+        assert "/somewhere" in told and os.strerror(number) in told and "--out" in told
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:

@@ -116,5 +116,7 @@ def test_a_place_that_cannot_be_written_to_is_the_users_error(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write here"):
         write_items(tmp_path / "file" / "d.jsonl", [])
+    with pytest.raises(UserError, match="cannot write here"):  # a folder in which nothing can be made
+        write_items("/proc/d.jsonl", [])
     with pytest.raises(UserError, match="folder"):
         write_items(tmp_path, [])

@@ -54,6 +54,10 @@ def _set(*path: str | int, to: object) -> Callable[[dict[str, Any]], None]:
         (_set("facts", 2, "span", to=[5]), "field 'facts[2].span': a span is"),
         (_set("facts", 2, "span", to=[5, 4]), "is not a span"),
         (_set("question_people_spans", 0, to=["a", 2]), "question_people_spans[0]"),
+        (_set("question_people_spans", 0, to=[0, 99999]), "field 'question_people_spans[0]'"),
+        (_set("question_people_spans", 0, to=[0, 1]), "is not on the chain"),
+        (_set("facts", 0, "span", to=[0, 99999]), "field 'facts[0].span': [0, 99999] reaches beyond the story"),
+        (_set("facts", 0, "span", to=[0, 1]), "is not within the fact"),
     ],
 )
 def test_what_is_wrong_is_named(

@@ -224,7 +224,7 @@
 
   window.depthprobe.exports.set("item-figure", () => ({
     file: view.item.id,
-    title: `${view.item.question} ${view.item.answer} (${view.item.id})`,
+    title: `${view.item.id}: ${view.item.answer}`, // a question of six hops is wider than a picture
     width: Math.max(134 + 78 * view.axis.length, 560),
     spec: drawing(),
     csv: csv(),

@@ -95,12 +95,12 @@ def _panel(task: Task, column: str, slug: str, title: str, what: str) -> Figure:
                 "font": {"size": 12.5, "color": "var(--ink)"},
             }
         )  # fmt: skip
-        data.append(_band(task, values[k], rows, columns, place, peak, what) | {"yaxis": _axis_name("y", i)})
-        data[-1]["hovertext"] = [[f"k = {k}, {cell}" if cell else "" for cell in row] for row in data[-1]["hovertext"]]
-    if len(task.hops) > 1:  # one title would stand at each band
-        for i in range(1, len(task.hops)):
-            base[f"yaxis{i + 1}"]["title"] = {"text": ""}
-    last = values[max(task.hops)]
+        trace = _band(task, values[k], rows, columns, place, peak, what)
+        trace["hovertext"] = [[f"k = {k}, {cell}" if cell else "" for cell in row] for row in trace["hovertext"]]
+        data.append(trace | {"yaxis": _axis_name("y", i)})
+    for i in range(1, len(task.hops)):  # a title at the first band alone
+        base[f"yaxis{i + 1}"]["title"] = {"text": ""}
+    last = values[task.hops[-1]]
     named = [(task.axis.long(depth), depth) for depth in sorted(place.values())]
     return Figure(
         id=f"{task.slug}-{slug}",
