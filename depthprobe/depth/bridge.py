@@ -53,6 +53,7 @@ class BridgeModel(DecoderModel):
                 f"{name} runs its layers more than once, and TransformerLens keeps the last time alone",
                 where=f"route {self.route}", remedy=_NATIVE,
             )  # fmt: skip
+        self.can_continue = self.bridges_gaps = False  # its attention neither fills a cache nor reads one
         numbers = {id(block): number for number, block in enumerate(bridge.blocks)}
         known = self._heard()
         native, self._taps, self._hooks = self._taps, {}, dict[Coordinate, str]()

@@ -73,8 +73,9 @@ def load(
         tokenizer = _tokenizer(folder, name)
         model = _weights(folder, name, config, kind)
     rows = model.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > rows:
-        what = f"the tokenizer has {len(tokenizer)} tokens and the model {rows}"
+    # tokens that were added to it may lie beyond, and often do (a pad token): `capture` refuses them in a text
+    if tokenizer.vocab_size > rows:
+        what = f"the tokenizer has {tokenizer.vocab_size} tokens and the model {rows}"
         raise UserError(what, where=name, remedy="take both from the same checkpoint")
     try:
         model = model.to(place)

@@ -27,7 +27,7 @@ from depthprobe.depth import identity
 from depthprobe.depth.capture import Capture, human_bytes
 from depthprobe.depth.coordinates import SITES, Coordinate, NamesFilter, point_name
 from depthprobe.depth.fingerprint import fingerprint
-from depthprobe.depth.reading import Positions, read_positions, without_left_padding
+from depthprobe.depth.reading import Positions, embedded_tokens, known_tokens, read_positions, without_left_padding
 from depthprobe.depth.request import Caught, Request, one_device, storage_dtype, wanted_points
 from depthprobe.depth.tail import Tail
 from depthprobe.errors import UserError
@@ -80,6 +80,7 @@ class DepthModel(ABC):
         self.context_length: int | None = _context_length(self.config)
         one_device(model, name)
         self._parameters = _parameters(model)
+        self._embedded = embedded_tokens(model)
         self._tail: Tail
         self._tail32: Tail | None = None
         self._points: tuple[Coordinate, ...] | None = None
@@ -191,6 +192,7 @@ class DepthModel(ABC):
             raise UserError(
                 f"attention_mask has shape {tuple(attention_mask.shape)}", where=f"{rows} × {length} tokens"
             )
+        input_ids = known_tokens(input_ids, attention_mask[:, -length:], self._embedded, self.name)
         read = read_positions(attention_mask[:, -length:], positions)
         kept_mask, asked = attention_mask, read
         if cache is None and "position_ids" not in self._parameters:

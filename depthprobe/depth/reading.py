@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,15 +52,18 @@ class HeadAt:
 
     def __enter__(self) -> HeadAt:
         # not a hook: hooks on the head, of ours and of other libraries, are to see what the model gives it
-        self._own = self._head.__dict__.get("forward")  # libraries that wrap modules set one on the instance
+        # in the dict of the instance: wrappers of TransformerLens hand an attribute that is set on to what they wrap
+        place = self._head.__dict__
+        self._own = place.get("forward")  # other libraries set one there themselves
         self._forward = self._head.forward
-        self._head.forward = self._cut if self._run else _nothing  # type: ignore[method-assign]
+        place["forward"] = self._cut if self._run else _nothing
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self._head.forward
+        place = self._head.__dict__
+        del place["forward"]
         if self._own is not None:
-            self._head.forward = self._own
+            place["forward"] = self._own
 
     def _cut(self, state: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         index = self._read.index
@@ -82,6 +85,32 @@ class HeadAt:
 
 def _nothing(state: Tensor, *_: Any, **__: Any) -> Tensor:
     return state.new_zeros(*state.shape[:-1], 1)
+
+
+def embedded_tokens(model: nn.Module) -> int | None:
+    """How many tokens a model has embeddings for; None where its embedding has no table."""
+    try:
+        weight = getattr(cast("Any", model).get_input_embeddings(), "weight", None)
+    except (AttributeError, NotImplementedError):  # of a model that does not follow transformers here
+        return None
+    return int(weight.shape[0]) if isinstance(weight, Tensor) else None
+
+
+def known_tokens(ids: Tensor, mask: Tensor, n_tokens: int | None, name: str) -> Tensor:
+    """ids, with 0 at padding, whose ids do not matter. ids, mask: int64 [B, S].
+
+    Raises:
+        UserError: a real token that the model has no embedding for.
+    """
+    ids = ids.masked_fill(mask == 0, 0)
+    if n_tokens is None:
+        return ids
+    outside = (ids < 0) | (ids >= n_tokens)
+    if bool(outside.any()):
+        row, column = outside.nonzero()[0].tolist()
+        what = f"token {column} is {int(ids[row, column])}, and {name} knows 0 … {n_tokens - 1}"
+        raise UserError(what, where=f"row {row}", remedy="tokenise with the tokenizer of the model")
+    return ids
 
 
 def read_positions(mask: Tensor, positions: Positions) -> Read:

@@ -246,3 +246,17 @@ def test_fingerprint_follows_config_and_weights() -> None:
     assert model.fingerprint() in prints and len(model.fingerprint()) == 64
     next(model.model.parameters())[7, 3] += 1e-3
     assert model.fingerprint() not in prints
+
+
+@torch.no_grad()
+def test_ids_matter_at_real_tokens_alone() -> None:
+    model = depth_model("llama")
+    ids = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 999]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+    logits = model.capture(ids, mask).logits
+    assert logits is not None
+    assert torch.equal(logits, model.capture(ids.clamp(max=9), mask).logits)
+    with pytest.raises(UserError, match=r"token 3 is 999, and llama knows 0 … \d+ \(row 1\): tokenise with"):
+        model.capture(ids)
+    with pytest.raises(UserError, match=r"token 0 is -1"):
+        model.capture(torch.tensor([[-1, 2]]))

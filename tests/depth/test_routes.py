@@ -110,8 +110,13 @@ def test_options_are_kept_to_by_every_route(route: str) -> None:
     b = model.capture(ids, mask, "all", chosen, dtype="float16", logits=False)
     assert b.logits is None and list(b.states) == chosen
     for point in chosen:
-        torch.testing.assert_close(a.states[point], b.states[point], rtol=2e-3, atol=2e-3)
+        real = mask.bool()  # at padding there is nothing to agree on
+        torch.testing.assert_close(a.states[point][real], b.states[point][real], rtol=2e-3, atol=2e-3)
         assert b.states[point].untyped_storage().nbytes() == 3 * 7 * 32 * 2
+    if not model.can_continue:
+        with pytest.raises(UserError, match="cannot continue from a cache"):
+            model.capture(ids[:, :4], keep_cache=True)
+        return
     cached = model.capture(ids[:, :4], keep_cache=True)
     rest = model.capture(ids[:, 4:], cache=cached.cache)
     torch.testing.assert_close(rest.logits, native.capture(ids).logits, rtol=1e-4, atol=1e-4)

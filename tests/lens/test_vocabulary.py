@@ -78,6 +78,7 @@ def test_a_readout_that_is_not_the_models_is_refused() -> None:
 def test_damage_is_named_by_place() -> None:
     model = depth_model("llama")
     depths, _ = states(model)
+    depths[2] = (depths[2][0], depths[2][1].clone())
     depths[2][1][7, 3] = torch.nan
     with pytest.raises(UserError, match=r"states of llama are NaN .place 7, depth r1\.l2.") as caught:
         read(model, depths, name="place {}".format)
