@@ -1,4 +1,4 @@
-"""How fast a lens is, and how much memory it takes: against its floor, and against TransformerLens' logit lens.
+"""How fast a lens is, and how much memory it takes: against its floor, TransformerLens' logit lens, and nnterp's.
 
     python benchmarks/lens.py --json lens.json
     python benchmarks/lens.py --quick                # under a minute on an idle core
@@ -13,7 +13,15 @@ with the quartiles beside it.
 Memory is the kernel's own count: the high-water mark of the process's resident memory (VmHWM, reset before the call)
 above what was resident before it, weights included; blocks of 1 MiB and more are given back to the kernel when freed.
 Ratios of peers: their seconds over ours, our memory over theirs; of the best peer in each. `_best_peer` keys are about
-all positions. tuned-lens and nnterp are peers where they are installed only by name: their absence is reported.
+all positions. A peer that cannot be imported is reported as absent. nnterp wants an nnsight before 0.8, which
+depthprobe's own route is not for; both come into a folder of their own:
+
+    pip install --no-deps --target peers nnterp nnsight==0.7.0 python-socketio python-engineio simple-websocket \
+        wsproto bidict h11 zstandard cloudpickle toml astor
+    PYTHONPATH=peers python benchmarks/lens.py
+
+nnterp's `logit_lens` reads the last token alone and returns all probabilities; at all positions it is given its best
+form: its own layer outputs and projection, each layer's top 5 taken at once.
 """
 
 from __future__ import annotations
@@ -44,7 +52,12 @@ from depthprobe.lens import logit_lens
 
 #: Rows of the floor's matrix product that are made at once.
 _ROWS = 256
+#: Tokens that a lens is to name at each depth.
+TOP = 5
+PEERS = ("transformer_lens", "nnterp")
 Call = Callable[[], object]
+#: (tokens, use) → the call that is timed.
+Peer = Callable[[Tensor, str], Call]
 
 
 def main() -> None:
@@ -56,47 +69,32 @@ def main() -> None:
     ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
     torch.set_num_threads(1)
     model = depthprobe.load(options.model, dtype="float32")
-    bridge = transformer_lens_bridge(model)
+    peers = {"transformer_lens": transformer_lens_peer(model), "nnterp": nnterp_peer(model)}
+    peers = {name: peer for name, peer in peers.items() if peer is not None}
     results: dict[str, Any] = {"model": options.model, "quick": options.quick, "depths": len(model.axis)}
-    for name in ("nnterp", "tuned_lens"):
-        if importlib.util.find_spec(name) is None:
-            results[f"{name}_installed"] = False
-            print(f"{name} is not installed: not compared", file=sys.stderr)
+    for name in PEERS:
+        results[f"{name}_installed"] = name in peers
     rounds = 3 if options.quick else 7
     uses = {"answer": (4, 32), "all": (1, 24)} if options.quick else {"answer": (8, 96), "all": (2, 64)}
     for use, (rows, length) in uses.items():
         ids = torch.randint(5, model.vocab_size - 5, (rows, length), generator=torch.Generator().manual_seed(7))
-        calls = candidates(model, bridge, ids, use)
+        calls = ours_and_floor(model, ids, use) | {name: peer(ids, use) for name, peer in peers.items()}
         results |= {f"{use}_{key}": value for key, value in measure(calls, rounds).items()}
         results[f"{use}_rows"], results[f"{use}_tokens"] = rows, length
     for use in uses:
         results[f"{use}_over_floor"] = results[f"{use}_ours_over_floor"]
-    if bridge is not None:
-        results["speedup_over_best_peer"] = results["all_peer_over_ours"]
-        results["memory_over_best_peer"] = ratio(results["all_ours_mib"], results["all_transformer_lens_mib"])
-        results["answer_speedup_over_best_peer"] = results["answer_peer_over_ours"]
-        results["answer_memory_over_best_peer"] = ratio(
-            results["answer_ours_mib"], results["answer_transformer_lens_mib"]
-        )
+    for use, prefix in {"all": "", "answer": "answer_"}.items() if peers else ():
+        results[f"{prefix}speedup_over_best_peer"] = min(results[f"{use}_{name}_over_ours"] for name in peers)
+        theirs = [results[f"{use}_{name}_mib"] for name in peers]
+        best = min(theirs) if None not in theirs else None
+        results[f"{prefix}memory_over_best_peer"] = ratio(results[f"{use}_ours_mib"], best)
     for key, value in results.items():
         print(f"{key:36} {value:.4g}" if isinstance(value, float) else f"{key:36} {value}")
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-def transformer_lens_bridge(model: DepthModel) -> Any:
-    """A TransformerBridge over a copy of the model, or None where TransformerLens is not installed."""
-    if importlib.util.find_spec("transformer_lens") is None:
-        print("transformer_lens is not installed: not compared", file=sys.stderr)
-        return None
-    from transformer_lens.model_bridge.sources import build_bridge_from_module
-
-    architecture = type(model.model).__name__
-    return build_bridge_from_module(copy.deepcopy(model.model), architecture, hf_config=model.config).eval()
-
-
-def candidates(model: DepthModel, bridge: Any, ids: Tensor, use: str) -> dict[str, Call]:
-    """What is compared, by name."""
+def ours_and_floor(model: DepthModel, ids: Tensor, use: str) -> dict[str, Call]:
     head: Any = model.model.get_output_embeddings()  # type: ignore[operator]
     trunk: Any = model.model.get_decoder()  # type: ignore[operator]
     asked = ids.shape[0] * (1 if use == "answer" else ids.shape[1]) * len(model.axis)
@@ -111,21 +109,65 @@ def candidates(model: DepthModel, bridge: Any, ids: Tensor, use: str) -> dict[st
             torch.mm(states[:rows], head.weight.T, out=logits[:rows])
 
     def ours() -> object:
-        return logit_lens(model, ids, "last" if use == "answer" else "all", top_k=5)
+        return logit_lens(model, ids, "last" if use == "answer" else "all", top_k=TOP)
 
-    calls: dict[str, Call] = {"floor": floor, "ours": ours}
-    if bridge is not None:
-        from transformer_lens.tools.analysis import logit_lens as module
+    return {"floor": floor, "ours": ours}
 
-        peer = getattr(module, "logit_lens", module)  # the package may show the function under the module's name
+
+def transformer_lens_peer(model: DepthModel) -> Peer | None:
+    """Over a copy of the model; None where the package is not installed."""
+    if importlib.util.find_spec("transformer_lens") is None:
+        return None
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+    from transformer_lens.tools.analysis import logit_lens as module
+
+    architecture = type(model.model).__name__
+    bridge = build_bridge_from_module(copy.deepcopy(model.model), architecture, hf_config=model.config).eval()
+    lens = getattr(module, "logit_lens", module)  # the package may show the function under the module's name
+
+    def prepare(ids: Tensor, use: str) -> Call:
         place = -1 if use == "answer" else None
 
-        def transformer_lens() -> object:
-            with torch.no_grad():
-                return peer(bridge, ids, positions=place, top_k=5, return_type="log_probs")
+        @torch.no_grad()
+        def call() -> object:
+            return lens(bridge, ids, positions=place, top_k=TOP, return_type="log_probs")
 
-        calls["transformer_lens"] = transformer_lens
-    return calls
+        return call
+
+    return prepare
+
+
+def nnterp_peer(model: DepthModel) -> Peer | None:
+    """Over a copy of the model; None where the package cannot be imported."""
+    try:
+        from nnterp import StandardizedTransformer  # type: ignore[import-not-found]
+        from nnterp.interventions import logit_lens as lens  # type: ignore[import-not-found]
+    except ImportError as error:
+        print(f"nnterp is not compared: {error}", file=sys.stderr)
+        return None
+
+    theirs: Any = StandardizedTransformer(copy.deepcopy(model.model), tokenizer=model.tokenizer, device_map=None)
+    theirs.tokenizer.padding_side = "left"
+
+    def prepare(ids: Tensor, use: str) -> Call:
+        prompts = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+        @torch.no_grad()
+        def last() -> object:
+            return lens(theirs, prompts)
+
+        @torch.no_grad()
+        def everywhere() -> object:
+            said = []
+            with theirs.trace(prompts):
+                for layer in range(theirs.num_layers):
+                    logits = theirs.project_on_vocab(theirs.layers_output[layer])
+                    said.append(logits.log_softmax(-1).topk(TOP).save())
+            return said
+
+        return last if use == "answer" else everywhere
+
+    return prepare
 
 
 def measure(calls: dict[str, Call], rounds: int) -> dict[str, float | None]:
@@ -143,7 +185,7 @@ def measure(calls: dict[str, Call], rounds: int) -> dict[str, float | None]:
     for name, values in seconds.items():
         found[f"{name}_s"] = statistics.median(values)
         found[f"{name}_min_s"] = min(values)
-    pairs = {"ours_over_floor": ("ours", "floor"), "peer_over_ours": ("transformer_lens", "ours")}
+    pairs = {"ours_over_floor": ("ours", "floor")} | {f"{name}_over_ours": (name, "ours") for name in PEERS}
     for name, (above, below) in pairs.items():
         if above in seconds and below in seconds:
             ratios = [a / b for a, b in zip(seconds[above], seconds[below], strict=True)]
