@@ -74,7 +74,7 @@ def main() -> None:
     results: dict[str, Any] = {"model": options.model, "quick": options.quick, "depths": len(model.axis)}
     for name in PEERS:
         results[f"{name}_installed"] = name in peers
-    rounds = 3 if options.quick else 7
+    rounds = 5 if options.quick else 11
     uses = {"answer": (4, 32), "all": (1, 24)} if options.quick else {"answer": (8, 96), "all": (2, 64)}
     for use, (rows, length) in uses.items():
         ids = torch.randint(5, model.vocab_size - 5, (rows, length), generator=torch.Generator().manual_seed(7))

@@ -3,7 +3,7 @@
     said = read(model, [(coordinate, states), ...], top_k=5)     # states [N, d] at the same N positions
     said.top_ids, said.entropy                                   # [N, D, 5], [N, D]
 
-N positions at D depths have N · D · V logits. They are made a tile at a time (rows × columns of the head, 4 MiB
+N positions at D depths have N · D · V logits. They are made a tile at a time (rows × columns of the head, 2 MiB
 of float32), and each tile is reduced at once: a running maximum and sum give the normaliser and the entropy
 (as in Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"), the tile's best columns
 compete with the best so far, ranks are counted. All depths of a position stand in one tile, so the divergence
@@ -23,8 +23,8 @@ from depthprobe.depth import Coordinate, DepthModel
 from depthprobe.depth.identity import FLOAT32_TOLERANCE, identity_error
 from depthprobe.errors import UserError
 
-#: Logits held at once, in elements (4 MiB of float32), and states whose logits they are, at most.
-_TILE, _ROWS = 1 << 20, 1024
+#: Logits held at once, in elements (2 MiB of float32), and states whose logits they are, at most.
+_TILE, _ROWS = 1 << 19, 1024
 #: Columns that compete as one for a place among the best.
 _GROUP = 32
 
@@ -144,8 +144,9 @@ def _read_block(
     apart = scale = None
     if own is not None:
         apart = scale = torch.zeros(n, device=normed.device)
-    best = best_ids = high = mass = spread = cross = None
-    for start, logits in tail.tiles(normed.flatten(0, 1), max(_GROUP, _TILE // (n * d))):
+    best, best_ids = normed.new_full((n * d, top_k), -torch.inf), normed.new_zeros((n * d, top_k), dtype=torch.long)
+    high = mass = spread = cross = None
+    for start, logits in tail.tiles(normed.flatten(0, 1), max(_GROUP, _TILE // (n * d) // _GROUP * _GROUP)):
         if not plain:  # a model may rule tokens out with −inf, which has no product with a probability of 0
             logits = logits.clamp(min=torch.finfo(torch.float32).min)
         width = logits.shape[-1]
@@ -159,14 +160,10 @@ def _read_block(
             if wanted is None:
                 wanted = logits.gather(-1, ids)
             rank += _counted(logits, wanted, ids - start)
-        values, places = _best(logits, top_k)
-        places = places + start
-        peak = values[:, 0]
-        if best is None or best_ids is None:
-            best, best_ids = values, places
-        else:
-            best, order = torch.cat([best, values], -1).topk(min(top_k, best.shape[-1] + values.shape[-1]))
-            best_ids = torch.cat([best_ids, places], -1).gather(-1, order)
+        groups = logits.view(n * d, -1, _GROUP if width % _GROUP == 0 else width)
+        highest = groups.amax(-1)  # [R, groups]
+        peak = highest.amax(-1)
+        _compete(best, best_ids, groups, highest, peak, start)
         top = peak if high is None else torch.maximum(high, peak)
         logits = logits.sub_(top[:, None]) if plain else logits - top[:, None]
         weights = logits.exp()
@@ -174,8 +171,8 @@ def _read_block(
         moment = torch.linalg.vecdot(weights, logits) if full else None  # Σ e^u · u with u = logit − top
         final = None
         if full:
-            of_last = weights.view(n, d, width)[:, -1, :, None]  # [P, width, 1]
-            final = (logits.view(n, d, width) @ of_last).flatten()  # Σ e^{u of the last depth} · u, [R]
+            of_last = weights.view(n, d, width)[:, -1:]  # [P, 1, width]
+            final = torch.linalg.vecdot(logits.view(n, d, width), of_last).flatten()  # Σ e^{u of the last} · u, [R]
         if high is not None and mass is not None:  # what was summed below another maximum
             shift = high - top
             shrink = shift.exp()
@@ -185,7 +182,7 @@ def _read_block(
                 final = final + last_shrink * (cross + shift * last_mass)
             sums = sums + shrink * mass
         high, mass, spread, cross = top, sums, moment, final
-    assert best is not None and best_ids is not None and high is not None and mass is not None
+    assert high is not None and mass is not None
     log_mass = mass.log()
     normaliser = high + log_mass
     said = Said(
@@ -196,9 +193,7 @@ def _read_block(
     if spread is not None and cross is not None:
         last_log, last_mass = _of_last(log_mass, d), _of_last(mass, d)
         kl = (_of_last(spread, d) - cross) / last_mass - last_log + log_mass
-        said = replace(
-            said, entropy=(log_mass - spread / mass).view(n, d), kl_final=kl.clamp(min=0.0).view(n, d)
-        )
+        said = replace(said, entropy=(log_mass - spread / mass).view(n, d), kl_final=kl.clamp(min=0.0).view(n, d))
     if wanted is not None and rank is not None:
         said = replace(said, target_logit=wanted.view(n, d, -1), target_rank=rank.view(n, d, -1))
     if apart is not None and scale is not None:
@@ -225,18 +220,24 @@ def _counted(logits: Tensor, wanted: Tensor, places: Tensor) -> Tensor:
     return above - (here & itself).long()
 
 
-def _best(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row [R, W] and their columns, best first; fewer where the tile has fewer columns.
+def _compete(best: Tensor, best_ids: Tensor, groups: Tensor, highest: Tensor, peak: Tensor, start: int) -> None:
+    """Let a tile's columns into the best so far, in place.
 
-    They lie in the k groups of columns whose maxima are largest, so most columns are looked at but once.
+    Few rows of a later tile hold anything better than what they have, and what is better lies in the groups of
+    columns whose maxima are largest, so most columns are looked at but once.
+
+    Args:
+        best, best_ids: [R, k], best first, and int64.
+        groups: [R, G, W], the tile by groups of columns; highest: [R, G], peak: [R], their maxima.
+        start: the tile's first column.
     """
-    rows, width = logits.shape
-    groups = width // _GROUP
-    if width % _GROUP or groups <= 2 * k:
-        found = logits.topk(min(k, width))
-        return found.values, found.indices
-    grouped = logits.view(rows, groups, _GROUP)
-    chosen = grouped.amax(-1).topk(k).indices  # [R, k]
-    inside = grouped.gather(1, chosen[..., None].expand(-1, -1, _GROUP)).flatten(1)  # [R, k · group]
-    values, at = inside.topk(k)
-    return values, chosen.gather(1, at // _GROUP) * _GROUP + at % _GROUP
+    rows = (peak > best[:, -1]).nonzero()[:, 0]
+    if not len(rows):
+        return
+    k, size = best.shape[1], groups.shape[-1]
+    chosen = highest[rows].topk(min(k, highest.shape[-1])).indices  # [r, k]
+    inside = groups[rows[:, None], chosen].flatten(1)  # [r, k · W]
+    columns = start + chosen[..., None] * size + torch.arange(size, device=chosen.device)
+    values, places = torch.cat([best[rows], inside], -1).topk(k)
+    best[rows] = values
+    best_ids[rows] = torch.cat([best_ids[rows], columns.flatten(1)], -1).gather(-1, places)

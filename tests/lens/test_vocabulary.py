@@ -53,12 +53,18 @@ def test_tiles_give_what_whole_rows_give(kind: str, tile: int, rows: int, monkey
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 9), st.integers(1, 800), st.integers(1, 6), st.integers(0, 99))
-def test_the_best_of_a_tile(rows: int, width: int, k: int, seed: int) -> None:
-    logits = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
-    values, places = vocabulary._best(logits, k)
-    expected = logits.topk(min(k, width))
-    assert torch.equal(values, expected.values) and torch.equal(logits.gather(-1, places), values)
+@given(st.integers(1, 9), st.lists(st.integers(1, 200), min_size=1, max_size=5), st.integers(1, 6), st.integers(0, 99))
+def test_the_best_of_many_tiles(rows: int, widths: list[int], k: int, seed: int) -> None:
+    logits = torch.randn(rows, sum(widths), generator=torch.Generator().manual_seed(seed))
+    k, start = min(k, logits.shape[1]), 0
+    best, ids = torch.full((rows, k), -torch.inf), torch.zeros(rows, k, dtype=torch.long)
+    for width in widths:
+        tile = logits[:, start : start + width].contiguous()
+        groups = tile.view(rows, -1, 8 if width % 8 == 0 else width)
+        highest = groups.amax(-1)
+        vocabulary._compete(best, ids, groups, highest, highest.amax(-1), start)
+        start += width
+    assert torch.equal(best, logits.topk(k).values) and torch.equal(logits.gather(-1, ids), best)
 
 
 def test_without_entropy_nothing_is_made_of_it() -> None:
