@@ -3,6 +3,7 @@
     import depthprobe
 
     model = depthprobe.load("follow-demo")          # depthprobe.depth.DepthModel
+    depthprobe.logit_lens(model, text)              # what it would say at each token and depth
     result = depthprobe.analyze("follow-demo")      # a run folder with tables and a report
 
 Nothing heavy is imported until it is asked for (PEP 562), so that the command line answers at once.
@@ -16,20 +17,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from depthprobe import analysis, depth, halting, lens, models, pipeline, report, runs, tables, tasks
     from depthprobe import training as training
-    from depthprobe.depth import load
+    from depthprobe.depth import load, wrap
     from depthprobe.errors import UserError
+    from depthprobe.lens import logit_lens
     from depthprobe.pipeline import analyze
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "load", "analyze", "UserError", "tasks", "halting", "models", "depth", "lens", "training", "tables",
+    "load", "wrap", "analyze", "logit_lens", "UserError", "tasks", "halting", "models", "depth", "lens", "training", "tables",
     "analysis", "report", "runs", "pipeline", "__version__",
 ]  # fmt: skip
 
 #: name -> (module, attribute); a room is its own module and needs no entry
 _ATTRIBUTES = {
     "load": ("depthprobe.depth", "load"),
+    "wrap": ("depthprobe.depth", "wrap"),
+    "logit_lens": ("depthprobe.lens", "logit_lens"),
     "analyze": ("depthprobe.pipeline", "analyze"),
     "UserError": ("depthprobe.errors", "UserError"),
 }

@@ -62,6 +62,10 @@ def command(
     revision: Annotated[
         str | None, typer.Option("--revision", help="Branch, tag or commit of a hub model.")
     ] = None,
+    route: Annotated[
+        str | None,
+        typer.Option("--route", help="How states are caught: native (the default), transformer-lens or nnsight."),
+    ] = None,
     skip_too_long: Annotated[
         bool | None,
         typer.Option("--skip-too-long/--no-skip-too-long", help="Leave out stories longer than the context."),
@@ -96,6 +100,7 @@ def command(
         "batch_size": batch_size,
         "seed": seed,
         "revision": revision,
+        "route": route,
         "skip_too_long": skip_too_long,
         "bos": bos,
         "chat": chat,

@@ -104,7 +104,9 @@ def analyze(
     from depthprobe.depth import load
     from depthprobe.lens import prepare_items
 
-    opened = load(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
+    opened = load(
+        config.model, revision=config.revision, device=config.device, dtype=config.dtype, route=config.route
+    )
     told("tokens", 0, 1)
     prepared = prepare_items(
         opened, items, skip_too_long=config.skip_too_long, bos=config.bos, chat=config.chat
@@ -216,6 +218,7 @@ def _about(model: DepthModel, config: AnalyzeConfig) -> dict[str, Any]:
         "fingerprint": model.fingerprint(),
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
+        "route": model.route,
         "n_loops": model.n_loops,
         "n_layers": model.n_layers,
         "n_depths": len(model.axis),

@@ -23,6 +23,7 @@ __all__ = ["DEFAULT_SEED", "AnalyzeConfig", "parse_hops", "read_config"]
 TASKS = ("kinship", "follow")
 SPLITS = ("heldout", "train", "any")
 BOS = ("tokenizer", "always", "never")  # `lens.targets.BOS`, which would import torch
+ROUTES = ("native", "transformer-lens", "nnsight")  # `depth.ROUTES`, likewise
 MOST_HOPS = 8
 
 #: The recipes of our own models count their seeds from 0. Stories of another seed come from other families.
@@ -56,7 +57,7 @@ class AnalyzeConfig:
             all hops are below three: no chain of one or two relations is held out.
         form, template, order, distractors: of the generated stories; None: the task's own default. An
             embedded model that is asked its own task alone has defaults of its own (`OWN_DEFAULTS`).
-        device, dtype, revision: for `depthprobe.load`.
+        device, dtype, revision, route: for `depthprobe.load`.
         batch_size: items run together; a part of the lens table holds one batch.
         seed: of the stories and of the bootstrap.
         skip_too_long: leave out items that exceed the model's context instead of refusing them.
@@ -80,6 +81,7 @@ class AnalyzeConfig:
     device: str = "cpu"
     dtype: str = "auto"
     revision: str | None = None
+    route: str = "native"
     batch_size: int = 48
     seed: int = DEFAULT_SEED
     skip_too_long: bool = False
@@ -264,6 +266,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "device": _text,
     "dtype": _text,
     "revision": _text,
+    "route": _one_of(ROUTES),
     "batch_size": _whole(1),
     "seed": _whole(0),
     "skip_too_long": _flag,

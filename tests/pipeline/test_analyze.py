@@ -44,6 +44,19 @@ def final_tables(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted((folder / "tables").glob("*.parquet"))}
 
 
+def test_another_route_writes_the_same_table(tmp_path: Path, tiny: Path) -> None:
+    pytest.importorskip("nnsight")
+    runs = [
+        depthprobe.analyze(str(tiny), out=tmp_path / route, route=route, browse=0, **SMALL).table("lens")
+        for route in ("native", "nnsight")
+    ]
+    assert runs[0].columns == runs[1].columns
+    for column in ("item", "depth", "site", "top1", "target_rank"):
+        assert runs[0][column].to_list() == runs[1][column].to_list()
+    for column in ("target_logit", "kl_final", "entropy", "gate_cdf"):
+        assert runs[0][column].fill_null(0).to_numpy() == pytest.approx(runs[1][column].fill_null(0).to_numpy(), abs=1e-4)
+
+
 def test_a_run_holds_all_tables(whole: AnalyzeResult) -> None:
     names = {"items", "lens", "tokens", "shortcuts", "settling", "settling_by_hops", "accuracy", "slopes"}
     names |= {"differences", "exits", "fixed_exits", "exits_by_hops"}

@@ -72,6 +72,14 @@ def test_defaults_and_kinds() -> None:
     assert (own.task, own.hops, own.n, own.split) == ((), (), None, "any")
 
 
+def test_words_that_the_config_knows_without_torch_are_those_of_the_rooms() -> None:
+    from depthprobe import depth
+    from depthprobe.lens import targets
+    from depthprobe.pipeline import config
+
+    assert config.ROUTES == depth.ROUTES and config.BOS == targets.BOS
+
+
 def test_a_split_that_short_chains_do_not_have_is_not_claimed() -> None:
     assert AnalyzeConfig.of({"hops": "1-3"}).split == "heldout"
     assert AnalyzeConfig.of({"hops": "1-2"}).split == "any"
@@ -102,6 +110,7 @@ def test_a_split_that_short_chains_do_not_have_is_not_claimed() -> None:
         ({"split": "heldout", "hops": "1-2"}, "no chain of fewer than 3 relations is held out"),
         ({"skip_too_long": "yes"}, "true or false"),
         ({"chat": "yes"}, "true or false"),
+        ({"route": "hooks"}, "one of native, transformer-lens, nnsight"),
         ({"bos": "twice"}, "one of tokenizer, always, never"),
         ({"browse": -1}, "at least 0"),
         ({"data": "x", "task": "kinship"}, "--data brings its own stories"),
