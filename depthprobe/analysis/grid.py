@@ -133,7 +133,7 @@ class DepthGrid:
         """[D] float64 in 0 … 1: depth as a share of the last one, so that models of different sizes compare.
 
         Layer l of L lies at l/L and the end of loop r of R at r/R; with a prelude or a coda a loop's end lies at its
-        share of all layers that are executed.
+        share of the steps of the axis, on which a loop state is a step of its own.
         """
         depth = self.axis["depth"].to_numpy().astype(np.float64)
         return depth / max(depth[-1], 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from depthprobe.errors import UserError
@@ -49,9 +49,10 @@ class Coordinate(NamedTuple):
 def point_name(coordinate: Coordinate, n_loops: int, looped: bool) -> str:
     """The name under which a cache keeps a coordinate; everything in it counts from zero, as in TransformerLens.
 
-    "hook_embed"; "blocks.0.hook_resid_post" in an ordinary transformer, as TransformerLens calls it; in a
-    looped model "prelude.blocks.0.hook_resid_post", "loops.0.blocks.1.hook_resid_post",
-    "loops.0.hook_loop_state" and "coda.blocks.0.hook_resid_post".
+    "hook_embed", what the first layer reads (TransformerLens' is the token embedding alone);
+    "blocks.0.hook_resid_post" in an ordinary transformer, as TransformerLens calls it; in a looped model
+    "prelude.blocks.0.hook_resid_post", "loops.0.blocks.1.hook_resid_post", "loops.0.hook_loop_state" and
+    "coda.blocks.0.hook_resid_post".
     """
     loop, layer, site = coordinate
     if site == "embed":
@@ -82,7 +83,11 @@ def select_names(names: Sequence[str], names_filter: NamesFilter, owner: str) ->
             raise UserError(f"names_filter picks none of {owner}'s {len(names)} names", remedy=remedy)
         return tuple(name for name in names if name in picked)
     picked = set()
-    for pattern in (names_filter,) if isinstance(names_filter, str) else tuple(names_filter):
+    if not isinstance(names_filter, Iterable) or not all(isinstance(name, str) for name in names_filter):
+        what = f"names_filter is {names_filter!r}"
+        raise UserError(what[:200], remedy="give a name, several, or a function of a name")
+    patterns = (names_filter,) if isinstance(names_filter, str) else tuple(names_filter)
+    for pattern in patterns:
         found = fnmatch.filter(names, pattern) if "*" in pattern else [n for n in names if n == pattern]
         if not found:
             near = difflib.get_close_matches(pattern, names, n=3) or [names[0], names[-1]]

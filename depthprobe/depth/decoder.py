@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from depthprobe.depth.coordinates import Coordinate
 from depthprobe.depth.stack import find_ending, find_stack, loop_states, part, the_head
 from depthprobe.depth.tail import Tail, logit_transform
 from depthprobe.depth.taps import Tap, TappedModel
-from depthprobe.depth.watch import Call, check_causal, watch
+from depthprobe.depth.watch import IDS, ROUNDING, Call, Record, check_causal, watch
 from depthprobe.errors import UserError
 
 
@@ -89,6 +90,24 @@ class DecoderModel(TappedModel):
         plain = kinds <= {"full_attention"} and not getattr(config, "sliding_window", None) and not stack.looped
         self.can_continue = plain and {"position_ids", "use_cache"} <= self._parameters
         self.bridges_gaps = self.can_continue
+        if "position_ids" in self._parameters and not self._agrees(record):
+            # RoBERTa and its kin count positions from the padding id on, and a recurrent state counts padding: such
+            # a model is given no positions, and rows that are padded on the right
+            self._parameters -= {"position_ids"}
+            self.can_continue = self.bridges_gaps = False
+
+    def _agrees(self, record: Record) -> bool:
+        """Whether the watched rows, given their positions, alone and behind padding, have the logits they had."""
+        ids = torch.tensor(IDS)
+        padded = torch.cat([torch.zeros(len(ids), 2, dtype=torch.long), ids], dim=1)
+        mask = torch.ones_like(padded)
+        mask[:, :2] = 0
+        alone = self.capture(ids, positions="all", coordinates=()).logits
+        behind = self.capture(padded, mask, "all", ()).logits
+        assert alone is not None and behind is not None
+        theirs = record.logits.float()
+        apart = max(float((own.float() - theirs).abs().max()) for own in (alone, behind[:, 2:]))
+        return apart <= ROUNDING.get(self.dtype, 1e-3) * max(1.0, float(theirs.abs().max()))
 
     def _is_normed(self, coordinate: Coordinate) -> bool:
         return coordinate.site == "loop_state" and self._states_are_normed

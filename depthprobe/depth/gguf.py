@@ -45,12 +45,20 @@ def load_gguf(file: Path, dtype: Any) -> tuple[Any, Any]:
     kind = dtype if isinstance(dtype, torch.dtype) else torch.float32
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # the reader's progress bar cannot be turned off
-            model: Any = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=kind, **place)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                str(file.parent), dtype=kind, output_loading_info=True, **place
+            )
+            model, report = loaded
             tokenizer = AutoTokenizer.from_pretrained(str(file.parent), **place)
     except Exception as error:
         what = f"the GGUF file cannot be read: {type(error).__name__}: {error}"[:300]
         remedy = "fetch it again, or give an architecture that transformers can read from GGUF"
         raise UserError(what, where=str(file), remedy=remedy) from error
+    missing = sorted(str(key) for key in report["missing_keys"])
+    if missing:
+        # transformers fills them with random numbers and goes on
+        what = f"the GGUF file lacks {len(missing)} tensors, the first is {missing[0]}"
+        raise UserError(what, where=str(file), remedy="fetch it again")
     # the loader marks the model as quantised although it has dequantised it
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

@@ -41,7 +41,7 @@ def known_names() -> tuple[str, ...]:
 
 
 def load(
-    name_or_path: str | Path,
+    name_or_path: Any,
     revision: str | None = None,
     device: str = "cpu",
     dtype: str = "auto",
@@ -51,7 +51,7 @@ def load(
 
     Args:
         name_or_path: "kinship-demo" or "follow-demo" (they come with the package), "smollm2", a folder, a GGUF
-            file (or a folder with one), or a hub id.
+            file (or a folder with one), or a hub id; a model that is in memory is given to `wrap`.
         revision: branch, tag or commit of a hub id.
         device: as torch names it, e.g. "cpu", "cuda:1".
         dtype: "auto" (as stored; GGUF: float32), "float32", "bfloat16" or "float16".
@@ -62,10 +62,17 @@ def load(
         UserError: whatever is wrong with the name, the folder, the hub, the weights, the tokenizer, the
             device, or with the route for this architecture.
     """
+    if not isinstance(name_or_path, str | Path):
+        if (revision, device, dtype) != (None, "cpu", "auto"):
+            what = "revision, device and dtype are for a model that is yet to be read"
+            raise UserError(what, where=type(name_or_path).__name__, remedy="leave them out")
+        return wrap(name_or_path, route=None if route == "native" else route)
     name = str(name_or_path)
     place, kind, route = parse_device(device), parse_dtype(dtype), parse_route(route)
     folder = find_folder(name, revision)
     if (file := gguf_file(folder)) is not None:
+        if revision is not None:
+            raise UserError("a file has no revision", where=str(file), remedy="leave --revision out")
         model, tokenizer = load_gguf(file, kind)
     else:
         config = _config(folder, name)

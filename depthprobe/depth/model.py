@@ -27,7 +27,14 @@ from depthprobe.depth import identity
 from depthprobe.depth.capture import Capture, human_bytes
 from depthprobe.depth.coordinates import SITES, Coordinate, NamesFilter, point_name
 from depthprobe.depth.fingerprint import fingerprint
-from depthprobe.depth.reading import Positions, embedded_tokens, known_tokens, read_positions, without_left_padding
+from depthprobe.depth.reading import (
+    Positions,
+    embedded_tokens,
+    known_tokens,
+    read_positions,
+    token_tensor,
+    without_left_padding,
+)
 from depthprobe.depth.request import Caught, Request, one_device, storage_dtype, wanted_points
 from depthprobe.depth.tail import Tail
 from depthprobe.errors import UserError
@@ -144,7 +151,7 @@ class DepthModel(ABC):
 
     # -- what it does
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def capture(
         self,
         input_ids: Tensor,
@@ -163,7 +170,7 @@ class DepthModel(ABC):
 
         Args:
             input_ids: int64 [B, S]; padding left or right, its ids do not matter.
-            attention_mask: [B, past + S], 1 for real tokens, past (with `cache`) and present; default: all
+            attention_mask: [B, past + S], 1 for real tokens, past and present; default without `cache`: all
                 real. Positions are counted from it, so a padded row gives the states of the row alone.
             positions: indices into S, int64 [B] or [B, P]; "all"; default: the last real token of each row.
                 States are then [B, d], [B, P, d] or [B, S, d], and logits and gate likewise.
@@ -180,18 +187,20 @@ class DepthModel(ABC):
                 is not, coordinates and names_filter at once.
         """
         device = self.device
-        input_ids = input_ids.to(device)
-        if input_ids.dim() != 2 or not input_ids.numel():
-            raise UserError(f"input_ids have shape {tuple(input_ids.shape)}", remedy="give rows × tokens")
+        input_ids = token_tensor(input_ids, "input_ids").to(device)
         rows, length = input_ids.shape
+        past = 0 if cache is None else int(cache.get_seq_length())
         if attention_mask is None:
-            past = 0 if cache is None else int(cache.get_seq_length())
-            attention_mask = torch.ones(rows, past + length, dtype=torch.long, device=device)
-        attention_mask = attention_mask.to(device, torch.long)
-        if attention_mask.shape[0] != rows or attention_mask.shape[1] < length:
-            raise UserError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}", where=f"{rows} × {length} tokens"
-            )
+            if past:
+                # of padding in the past a cache knows nothing
+                remedy = "give one over past and present tokens, such as the earlier Capture.attention_mask and ones"
+                raise UserError("a forward that continues a cache has no attention_mask", remedy=remedy)
+            attention_mask = torch.ones(rows, length, dtype=torch.long, device=device)
+        attention_mask = token_tensor(attention_mask, "attention_mask").to(device)
+        if attention_mask.shape != (rows, past + length):
+            of = f"{rows} × {length} tokens" + (f" behind {past}" if past else "")
+            what = f"attention_mask has shape {tuple(attention_mask.shape)}"
+            raise UserError(what, where=of, remedy=f"give {rows} × {past + length}")
         input_ids = known_tokens(input_ids, attention_mask[:, -length:], self._embedded, self.name)
         read = read_positions(attention_mask[:, -length:], positions)
         kept_mask, asked = attention_mask, read
@@ -241,6 +250,8 @@ class DepthModel(ABC):
             positions: as in `capture`, or P, the tokens read in each row.
             coordinates, dtype, names_filter, logits: as in `capture`.
         """
+        if isinstance(positions, str) and positions != "all":
+            raise UserError(f"positions is '{positions}'", remedy='give "all", token indices, or how many')
         each = length if isinstance(positions, str) else positions if isinstance(positions, int) else 1
         if isinstance(positions, Tensor):
             each = positions.shape[1] if positions.dim() == 2 else 1
@@ -279,17 +290,26 @@ class DepthModel(ABC):
     def _forward(self, request: Request) -> Caught:
         """Run the model as asked."""
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def readout(self, state: Tensor, coordinate: Coordinate) -> Tensor:
         """Logits of a state as if the model ended there: its own final norm (once), head and logit transform.
 
         Args:
             state: [..., d], any floating dtype.
-            coordinate: where it was caught; a loop state that a norm has already left is not normed again.
+            coordinate: a depth of the axis, where it was caught; a loop state that a norm has already left is not
+                normed again.
 
         Returns:
             float32 [..., V], computed in float32 (a quantised head computes as it always does).
+
+        Raises:
+            UserError: another width; a coordinate that is no state of the residual stream.
         """
+        if state.shape[-1:] != (self.width,):
+            raise UserError(f"a state has shape {tuple(state.shape)}", remedy=f"give [..., {self.width}]")
+        if coordinate not in self.axis and coordinate.site != "resid_pre":
+            known = f"{self.axis[0]} … {self.axis[-1]}"
+            raise UserError(f"{coordinate} is no depth of {self.name} to read", remedy=f"it has {known}")
         return self.tail32(state.float(), normed=self._is_normed(coordinate)).float()
 
     @property
@@ -299,7 +319,7 @@ class DepthModel(ABC):
             self._tail32 = self._tail if self.dtype == torch.float32 else self._tail.float32()
         return self._tail32
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def normed(self, state: Tensor, coordinate: Coordinate) -> Tensor:
         """A state [..., d] as `tail32.tiles` takes it: float32, after the final norm, once."""
         return state.float() if self._is_normed(coordinate) else self.tail32.normed(state.float())
@@ -309,7 +329,7 @@ class DepthModel(ABC):
         del coordinate
         return False
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def check_identity(self, capture: Capture) -> float:
         """Compare the readout of the last depth with the model's own logits, at every position captured.
 

@@ -33,7 +33,7 @@ class NNsightModel(TappedModel):
         self._wrapped, self._inner = wrapped, inner
         for name in ("axis", "loop_ends", "n_loops", "n_layers", "width", "gate", "exit_q", "can_continue"):
             setattr(self, name, getattr(inner, name))
-        self.bridges_gaps = inner.bridges_gaps
+        self.bridges_gaps, self._parameters = inner.bridges_gaps, inner._parameters
         self._taps, self._tail = inner._taps, inner._tail
         self._envoys = {tap.path: wrapped.get(tap.path) for tap in self._taps.values()}
 

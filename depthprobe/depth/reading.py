@@ -87,6 +87,18 @@ def _nothing(state: Tensor, *_: Any, **__: Any) -> Tensor:
     return state.new_zeros(*state.shape[:-1], 1)
 
 
+def token_tensor(given: Any, what: str) -> Tensor:
+    """A tensor of whole numbers [B, S], as int64. Raises UserError for anything else."""
+    if not isinstance(given, Tensor):
+        raise UserError(f"{what} is a {type(given).__name__}", remedy="give a tensor of rows × tokens")
+    if given.dim() != 2 or not given.numel():
+        verb = "have" if what.endswith("s") else "has"
+        raise UserError(f"{what} {verb} shape {tuple(given.shape)}", remedy="give rows × tokens")
+    if given.is_complex() or bool((given != given.long()).any()):
+        raise UserError(f"{what} is {str(given.dtype).removeprefix('torch.')}", remedy="give whole numbers")
+    return given.long()
+
+
 def embedded_tokens(model: nn.Module) -> int | None:
     """How many tokens a model has embeddings for; None where its embedding has no table."""
     try:

@@ -76,7 +76,10 @@ def wanted_points(
         return tuple(points[name] for name in select_names(tuple(points), names_filter, model))
     if coordinates is None:
         return axis
+    coordinates = tuple(coordinates)
     for coordinate in coordinates:
+        if not isinstance(coordinate, Coordinate):
+            raise UserError(f"{coordinate!r} is no Coordinate", remedy="take them from the points of the model")
         if coordinate in names:
             continue
         site, offered = coordinate.site, {point.site for point in names}
@@ -87,7 +90,7 @@ def wanted_points(
             raise UserError(f"{model} does not show its {site}", where=f"route {route}", remedy=f"it has {sites}")
         known = f"{axis[0]} … {axis[-1]}"
         raise UserError(f"{model} has no depth {coordinate} ({site})", remedy=f"it has {known}")
-    return tuple(coordinates)
+    return coordinates
 
 
 def storage_dtype(dtype: torch.dtype | str | None, default: torch.dtype) -> torch.dtype:

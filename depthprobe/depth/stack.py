@@ -150,10 +150,11 @@ def find_ending(model: nn.Module, record: Record, stack: Stack, head: nn.Module,
     transforms: list[nn.Module] = []
     state, clock, read = stack.last.after, stack.last.left, False
     for call in record.calls:
-        if call.entered < clock:
+        module = model.get_submodule(call.path)
+        # what holds the head is looked into: BERT's decoders put a projection and a norm beside it
+        if call.entered < clock or (module is not head and any(part is head for part in module.modules())):
             continue
         clock = call.left
-        module = model.get_submodule(call.path)
         if read:
             if call.shaped:
                 transforms.append(module)

@@ -117,5 +117,5 @@ def logit_transform(config: Any) -> tuple[float, float | None]:
         value = getattr(config, key, None)
         if isinstance(value, int | float) and value:
             scale *= 1.0 / float(value) if invert else float(value)
-    softcap = getattr(config, "final_logit_softcapping", None)
+    softcap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
     return scale, float(softcap) if softcap else None

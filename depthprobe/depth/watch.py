@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from depthprobe.errors import UserError
 
-_IDS = ((1, 1, 1), (1, 1, 2))
+IDS = ((1, 1, 1), (1, 1, 2))
 _SHAPE = (2, 3)
-#: Largest change of a logit by a later token, as a share of the largest logit, that is put down to rounding.
-_CAUSAL = {torch.float16: 3e-2, torch.bfloat16: 1e-1}
+#: Largest difference of a logit, as a share of the largest logit, that is put down to rounding; float32: 1e-3.
+ROUNDING = {torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ def watch(model: nn.Module, name: str) -> Record:
                 hooks.enter_context(module.register_forward_pre_hook(enter(path), with_kwargs=True))
                 hooks.enter_context(module.register_forward_hook(leave(path)))
         try:
-            record.logits = model(input_ids=torch.tensor(_IDS, device=device)).logits
+            record.logits = model(input_ids=torch.tensor(IDS, device=device)).logits
         except Exception as error:
             raise UserError(
                 f"{name} does not run on token ids alone: {type(error).__name__}: {error}"[:300],
@@ -125,7 +125,7 @@ def check_causal(record: Record, model: nn.Module, name: str) -> None:
     logits = record.logits[:, :-1].float()
     difference = float((logits[0] - logits[1]).abs().max() / logits.abs().max().clamp(min=1e-6))
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    if difference > _CAUSAL.get(dtype, 1e-3):
+    if difference > ROUNDING.get(dtype, 1e-3):
         raise UserError(
             f"{name} is no decoder: its tokens see those behind them", where=kind_of(model),
             remedy="give a causal language model",

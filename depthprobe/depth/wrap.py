@@ -50,6 +50,11 @@ def wrap(
     """
     asked = None if route is None else parse_route(route)
     if isinstance(model, DepthModel):
+        if asked in (None, model.route) and tokenizer is None and name is None:
+            return model
+        if asked is None and model.route != "native":
+            what = f"{model.name} is already open by route {model.route}"
+            raise UserError(what, remedy="name a route too, or wrap the module with that tokenizer and name")
         return wrap(model.model, tokenizer or model.tokenizer, name or model.name, route)
     library = _library_of(model)
     if library == "transformer_lens" and hasattr(model, "original_model"):

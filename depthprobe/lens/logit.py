@@ -9,9 +9,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import index
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,7 +53,8 @@ def logit_lens(
     Args:
         model: opened by any route.
         text_or_ids: one text or several; token ids of one row or several, taken as they are (a tensor [S] or
-            [B, S] holds no padding).
+            [B, S] holds no padding); what a tokenizer returns, which is cut by its mask. A word that the tokenizer
+            does not know is read as its unknown token.
         positions: "all", "last", or indices into the unpadded rows; negative ones count from the end.
         top_k: how many of the best tokens to name.
         targets: tokens to follow: ids, or texts of one token each (mind the leading space), the same at every
@@ -72,8 +75,15 @@ def logit_lens(
         raise UserError(f"there is no lens '{lens}'", remedy=f"one of {', '.join(LENSES)}")
     if lens != "plain" and coordinates is not None:
         raise UserError("a coda lens is read at the ends of the loops", where="coordinates", remedy="leave them out")
-    if top_k < 1:
-        raise UserError(f"top_k is {top_k}", remedy="give at least 1")
+    if not isinstance(model, DepthModel):
+        remedy = "open it with depthprobe.load or depthprobe.wrap"
+        raise UserError(f"a {type(model).__name__} has no depth axis", remedy=remedy)
+    if not isinstance(top_k, int) or top_k < 1:
+        raise UserError(f"top_k is {top_k!r}", remedy="give a whole number of at least 1")
+    if side not in ("left", "right"):
+        raise UserError(f"side is {side!r}", remedy="one of left, right")
+    if coordinates is not None and not (coordinates := tuple(coordinates)):
+        raise UserError("coordinates are empty", remedy="name a depth, or leave them out")
     rows = _rows(model, text_or_ids, bos, chat)
     wanted = [_positions(positions, len(row), number) for number, row in enumerate(rows)]
     target_ids = _targets(model, targets, len(rows))
@@ -145,7 +155,7 @@ def _batch(
     most, length = max(map(len, wanted)), ids.shape[1]
     starts = [length - len(row) if side == "left" else 0 for row in rows]
     # rows with fewer positions read their last one again, and what comes of it is dropped
-    index = torch.tensor(
+    places = torch.tensor(
         [[start + p for p in (*ps, *[ps[-1]] * (most - len(ps)))] for start, ps in zip(starts, wanted, strict=True)]
     )
     kept = torch.tensor([number < len(ps) for ps in wanted for number in range(most)], device=model.device)
@@ -157,7 +167,7 @@ def _batch(
 
     last = model.axis[-1]
     asked = tuple(depths) if lens == "plain" else (last,)
-    capture = model.capture(ids, mask, index, asked)
+    capture = model.capture(ids, mask, places, asked)
     assert capture.logits is not None
     every = bool(kept.all())
 
@@ -179,7 +189,7 @@ def _batch(
         found = [(c, states[c]) for c in depths]
         return read(model, found, top_k=top_k, targets=of_rows, own=own, name=name), gate
     run = coda_states if lens == "coda" else coda_exit_states
-    found = [(last, flat(state)) for state in run(model, ids, mask, index)]
+    found = [(last, flat(state)) for state in run(model, ids, mask, places)]
     if lens == "coda":  # the last loop of it is the model itself
         return read(model, found, top_k=top_k, targets=of_rows, own=own, name=name), gate
     checked = read(model, [(last, states[last])], top_k=1, own=own, full=False, name=name)
@@ -192,17 +202,26 @@ def _batch(
 
 def _rows(model: DepthModel, given: Any, bos: str, chat: bool) -> tuple[tuple[int, ...], ...]:
     """The token ids of each row, with BOS as asked."""
-    if isinstance(given, Tensor):
+    remedy = "give a text, texts, the token ids of a row, or of several"
+    if isinstance(given, Mapping):  # what a tokenizer returns
+        given = _without_padding(given)
+    if isinstance(given, Tensor | np.ndarray):
         given = given.tolist()
-    given = [given] if isinstance(given, str) else list(given)
-    if given and isinstance(given[0], str):
-        rows = _tokenised(model, given, bos, chat)
+    if isinstance(given, str):
+        given = [given]
+    elif not isinstance(given, Sequence):
+        raise UserError(f"a {type(given).__name__} cannot be read", remedy=remedy)
+    texts = sum(isinstance(row, str) for row in given)
+    if texts and texts < len(given):
+        raise UserError("some rows are texts and some are not", remedy=remedy)
+    if texts:
+        rows = _tokenised(model, list(given), bos, chat)
     else:
         if bos != "tokenizer" or chat:
             remedy = "give texts, or leave these out"
             raise UserError("token ids are taken as they are", where="bos, chat", remedy=remedy)
-        many = [given] if given and isinstance(given[0], int) else given
-        rows = tuple(tuple(int(token) for token in row) for row in many)
+        nested = bool(len(given)) and isinstance(given[0], Sequence | Tensor | np.ndarray)
+        rows = tuple(_whole(row, "token ids", remedy) for row in (given if nested else [given] if len(given) else ()))
     if not rows:
         raise UserError("there is nothing to read", remedy="give a text or token ids")
     for number, row in enumerate(rows):
@@ -237,7 +256,7 @@ def _positions(asked: Any, length: int, row: int) -> list[int]:
         if asked not in ("all", "last"):
             raise UserError(f"positions is '{asked}'", remedy='give "all", "last" or indices')
         return list(range(length)) if asked == "all" else [length - 1]
-    places = [asked] if isinstance(asked, int) else [int(place) for place in asked]
+    places = _whole(asked, "positions", 'give "all", "last" or indices')
     if not places:
         raise UserError("no positions are asked for", remedy='give "all", "last" or indices')
     for place in places:
@@ -252,15 +271,21 @@ def _targets(model: DepthModel, targets: Any, rows: int) -> Tensor | None:
     if targets is None:
         return None
     if isinstance(targets, Tensor):
+        if targets.is_floating_point() or targets.dtype == torch.bool:
+            raise UserError(f"targets are {targets.dtype}", remedy="give token ids as whole numbers")
         ids = targets.cpu().long()
         ids = ids[:, None] if ids.dim() == 1 else ids
         if ids.dim() != 2 or len(ids) != rows or not ids.numel():
             raise UserError(f"targets have shape {tuple(targets.shape)}", remedy=f"one (or T) for each of {rows} rows")
     else:
-        several = [targets] if isinstance(targets, str | int) else list(targets)
+        remedy = "name tokens by their ids or texts, or leave them out"
+        several = [targets] if isinstance(targets, str) or not isinstance(targets, Iterable) else list(targets)
         if not several:
-            raise UserError("targets are empty", remedy="name a token, or leave them out")
-        one = [_token(model, target) if isinstance(target, str) else int(target) for target in several]
+            raise UserError("targets are empty", remedy=remedy)
+        one = [
+            _token(model, target) if isinstance(target, str) else _whole(target, "targets", remedy)[0]
+            for target in several
+        ]
         ids = torch.tensor([one] * rows)
     if int(ids.min()) < 0 or int(ids.max()) >= model.vocab_size:
         raise UserError(f"a target is outside 0 … {model.vocab_size - 1}", where=model.name)
@@ -272,10 +297,31 @@ def _token(model: DepthModel, text: str) -> int:
         raise UserError(f"{model.name} has no tokenizer", where="targets", remedy="give token ids")
     ids = encode(model.tokenizer, [text])[0]
     unknown = model.tokenizer.unk_token_id
-    if len(ids) != 1 or ids[0] == unknown:
+    # of a tokenizer whose unknown token is also another one (GPT-2's end of text) that one can be meant
+    if len(ids) != 1 or (ids[0] == unknown and text != model.tokenizer.unk_token):
         what = f"'{text}' is {len(ids)} tokens" if len(ids) != 1 else f"the tokenizer does not know '{text}'"
         raise UserError(what, where="targets", remedy="give a text of one token, with its leading space, or an id")
     return ids[0]
+
+
+def _whole(given: Any, what: str, remedy: str) -> tuple[int, ...]:
+    """One whole number or several, of whatever library."""
+    try:
+        flat = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
+        return tuple(index(one) for one in (flat if isinstance(flat, Iterable) else [flat]))
+    except TypeError:
+        shown = f"{type(given).__name__} {given!r}"[:80]
+        raise UserError(f"{what} are no whole numbers but a {shown}", remedy=remedy) from None
+
+
+def _without_padding(given: Mapping[str, Any]) -> list[list[int]]:
+    """The rows of what a tokenizer returned, cut by its mask."""
+    if "input_ids" not in given:
+        raise UserError("a mapping without input_ids cannot be read", remedy="give what the tokenizer returns")
+    ids, mask = torch.as_tensor(given["input_ids"]), given.get("attention_mask")
+    ids = ids[None] if ids.dim() == 1 else ids
+    mask = torch.ones_like(ids) if mask is None else torch.as_tensor(mask).view_as(ids)
+    return [row[real.bool()].tolist() for row, real in zip(ids, mask, strict=True)]
 
 
 def _place(model: DepthModel, coordinate: Coordinate) -> int:

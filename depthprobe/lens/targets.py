@@ -215,7 +215,8 @@ def _target(
     bos: str,
 ) -> Target:
     where = f"item {item.id}"
-    unknown = tokenizer.unk_token_id
+    # a tokenizer that can write every text has an unknown token all the same, which is another one's name then
+    unknown = None if tokenizer.unk_token_id in (tokenizer.eos_token_id, None) else tokenizer.unk_token_id
     if not plain or unknown in plain:
         unknown_word = _unknown_word(tokenizer, item.text) if plain else ""
         what = f"the tokenizer cannot express the question{unknown_word}" if plain else "the question has no tokens"

@@ -209,10 +209,15 @@ def _of_last(values: Tensor, depths: int) -> Tensor:
 def _counted(logits: Tensor, wanted: Tensor, places: Tensor) -> Tensor:
     """How many logits of a tile [R, W] are above the wanted ones [R, T], int64; a token is not above itself.
 
+    Logits within 8 ε of the largest of the tile count as tied: the wanted ones are another matrix product's.
+
     Args:
         places: int64 [R, T], the wanted tokens' columns in this tile; outside 0 … W − 1 if they are in another.
     """
     width = logits.shape[-1]
+    # rows of one direction in a head (unused tokens, often) tie but for rounding, which is no order
+    margin = 8 * torch.finfo(logits.dtype).eps * logits.abs().amax(-1, keepdim=True).clamp(min=1.0)
+    wanted = wanted + margin
     above = torch.stack([(logits > column[:, None]).sum(-1) for column in wanted.unbind(-1)], dim=-1)
     here = (places >= 0) & (places < width)
     # the same logit computed apart may differ in its last bit

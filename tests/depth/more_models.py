@@ -13,7 +13,7 @@ _IDS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_tok
 _SIZE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 _LLAMA = {**_IDS, **_SIZE, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
 
-MORE = ("olmo2", "stablelm", "falcon", "bloom", "gptj", "mamba", "bart")
+MORE = ("olmo2", "stablelm", "falcon", "bloom", "gptj", "mamba", "bart", "bert", "roberta", "recurrent-gemma")
 FOREIGN = ("dory", "dory-last-loop", "hrm", "inkling")
 
 
@@ -38,6 +38,16 @@ def more_config(kind: str) -> Any:
                 **_IDS, d_model=32, decoder_layers=3, decoder_attention_heads=4, decoder_ffn_dim=48,
                 is_decoder=True, is_encoder_decoder=False, max_position_embeddings=CONTEXT,
             )  # fmt: skip
+        case "bert":  # a projection and a norm beside the head
+            return t.BertConfig(**_IDS, **_SIZE, max_position_embeddings=CONTEXT, is_decoder=True)
+        case "roberta":  # positions that are counted from the padding id on
+            return t.RobertaConfig(
+                **{**_IDS, "pad_token_id": 1}, **_SIZE, max_position_embeddings=CONTEXT, is_decoder=True
+            )
+        case "recurrent-gemma":  # a recurrent state that counts padding, and soft-capped logits
+            return t.RecurrentGemmaConfig(
+                **_IDS, **_SIZE, lru_width=32, attention_window_size=64, logits_soft_cap=2.0, num_key_value_heads=1
+            )
         case "ctrl":
             return t.CTRLConfig(**_IDS, n_embd=32, n_layer=2, n_head=4, dff=48, n_positions=CONTEXT)
         case "codegen":

@@ -260,3 +260,47 @@ def test_ids_matter_at_real_tokens_alone() -> None:
         model.capture(ids)
     with pytest.raises(UserError, match=r"token 0 is -1"):
         model.capture(torch.tensor([[-1, 2]]))
+
+
+def test_a_continuation_wants_the_mask_of_past_and_present() -> None:
+    model, ids = depth_model("llama"), torch.randint(3, VOCABULARY, (2, 6))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    before = model.capture(ids[:, :4], mask[:, :4], keep_cache=True)
+    for wrong, text in ((None, "has no attention_mask"), (mask[:, 4:], r"has shape \(2, 2\)")):
+        with pytest.raises(UserError, match=text):
+            model.capture(ids[:, 4:], wrong, cache=before.cache)
+    with pytest.raises(UserError, match=r"has shape \(2, 9\) .2 × 6 tokens.: give 2 × 6"):
+        model.capture(ids, torch.ones(2, 9))
+    whole, rest = model.capture(ids, mask), model.capture(ids[:, 4:], mask, cache=before.cache)
+    torch.testing.assert_close(whole.logits, rest.logits, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_no_tensor_of_tokens_is_refused() -> None:
+    model = depth_model("llama")
+    for given, text in (
+        ([[1, 2]], "input_ids is a list"),
+        (torch.tensor([[1.5, 2.0]]), "input_ids is float32: give whole numbers"),
+        (torch.tensor([1, 2]), r"input_ids have shape \(2,\)"),
+    ):
+        with pytest.raises(UserError, match=text):
+            model.capture(given)  # type: ignore[arg-type]
+    ids = torch.tensor([[3, 4]])
+    with pytest.raises(UserError, match="'embed' is no Coordinate"):
+        model.capture(ids, coordinates=["embed"])  # type: ignore[list-item]
+    with pytest.raises(UserError, match="names_filter is 3"):
+        model.capture(ids, names_filter=3)  # type: ignore[arg-type]
+    assert len(model.capture(ids, coordinates=(c for c in model.axis[:2])).states) == 2  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"a state has shape \(1, 5\)"):
+        model.readout(torch.ones(1, 5), model.axis[-1])
+    with pytest.raises(UserError, match=r"r9\.l9 is no depth of llama"):
+        model.readout(torch.ones(1, 32), Coordinate(9, 9))
+    with pytest.raises(UserError, match="positions is 'last'"):
+        model.capture_bytes(1, 4, "last")  # type: ignore[arg-type]
+
+
+def test_a_probe_can_be_trained_on_states() -> None:
+    model = depth_model("llama")
+    state = model.capture(torch.tensor([[3, 4, 5]])).states[model.axis[1]]
+    probe = torch.nn.Linear(model.width, 2)
+    probe(state).sum().backward()
+    assert probe.weight.grad is not None and not state.requires_grad

@@ -98,3 +98,16 @@ def test_gguf_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monk
     assert "the package gguf, which reads GGUF files, is missing" in said(file)
     assert "depthprobe[gguf]" in said(file)
     assert "there is no folder" in said(tmp_path / "none.gguf")
+
+
+def test_a_gguf_file_without_a_tensor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would fill it with random numbers."""
+    gguf = pytest.importorskip("gguf")
+    add = gguf.GGUFWriter.add_tensor
+    left_out = "blk.1.attn_q.weight"
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "add_tensor", lambda self, name, value: None if name == left_out else add(self, name, value)
+    )
+    write(tmp_path / "tiny.gguf")
+    assert "the GGUF file lacks 1 tensors, the first is model.layers.1.self_attn.q_proj.weight" in said(tmp_path)
+    assert "a file has no revision" in said(tmp_path / "tiny.gguf", revision="main")

@@ -118,7 +118,7 @@ def test_options_are_kept_to_by_every_route(route: str) -> None:
             model.capture(ids[:, :4], keep_cache=True)
         return
     cached = model.capture(ids[:, :4], keep_cache=True)
-    rest = model.capture(ids[:, 4:], cache=cached.cache)
+    rest = model.capture(ids[:, 4:], torch.ones_like(ids), cache=cached.cache)
     torch.testing.assert_close(rest.logits, native.capture(ids).logits, rtol=1e-4, atol=1e-4)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -148,6 +149,33 @@ def test_what_there_is_not_is_refused() -> None:
     assert "is not on the axis" in refusal(model, [4], coordinates=[Coordinate(1, 9)])
     model.context_length = 1
     assert "the context of llama 1" in refusal(model, [4, 5])
+
+
+def test_ids_of_any_kind_are_taken_and_the_rest_is_refused() -> None:
+    model = depth_model("llama", word_tokenizer(TEXTS))
+    one = logit_lens(model, [4, 5], "last")
+    padded = {"input_ids": torch.tensor([[0, 4, 5]]), "attention_mask": torch.tensor([[0, 1, 1]])}
+    for given in (torch.tensor([4, 5]), torch.tensor([[4, 5]]), np.array([4, 5]), [np.int64(4), np.int64(5)], padded):
+        assert torch.equal(logit_lens(model, given, "last").top_ids, one.top_ids)  # type: ignore[arg-type]
+    assert torch.equal(logit_lens(model, [4, 5], np.int64(-1)).top_ids, one.top_ids)  # type: ignore[arg-type]
+    assert logit_lens(model, [4, 5], targets=np.int64(7)).target_ids is not None  # type: ignore[arg-type]
+    for given in (None, 3, torch.tensor(4), torch.tensor([4.5]), ["Ann", 3], [[["a"]]], {"a": 1}):
+        assert refusal(model, given)
+    assert "positions are no whole numbers" in refusal(model, [4], positions=[[0, 0]])
+    assert "positions are no whole numbers" in refusal(model, [4], positions=None)
+    assert "targets are torch.float32" in refusal(model, [4], targets=torch.tensor([1.7]))
+    assert "targets are no whole numbers" in refusal(model, [4], targets=[None])
+    assert "side is 'middle'" in refusal(model, [4], side="middle")
+    assert "coordinates are empty" in refusal(model, [4], coordinates=[])
+    assert "top_k is '5'" in refusal(model, [4], top_k="5")
+    assert "has no depth axis: open it with" in refusal(model.model, [4])
+
+
+def test_an_end_of_text_that_is_also_the_unknown_token_can_be_a_target() -> None:
+    tokenizer = byte_tokenizer(TEXTS)
+    tokenizer.add_special_tokens({"unk_token": "<|endoftext|>", "eos_token": "<|endoftext|>"})
+    model = depth_model("llama", tokenizer)
+    assert logit_lens(model, "Ann", targets="<|endoftext|>").target_ids is not None
 
 
 def test_bos_is_as_asked() -> None:

@@ -81,6 +81,18 @@ def test_a_readout_that_is_not_the_models_is_refused() -> None:
         read(model, depths, own=own + torch.linspace(0, 1, VOCABULARY))
 
 
+def test_logits_that_tie_have_one_rank() -> None:
+    """A thousand unused tokens of one row in the head differ in the last bits, by where in a product they lie."""
+    model = depth_model("llama")
+    head = torch.nn.Linear(32, 1000, bias=False)
+    head.weight.data[:] = torch.randn(32, generator=torch.Generator().manual_seed(0))
+    model.model.lm_head = head
+    model = wrap(model.model, name="tied")
+    state = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+    said = read(model, [(model.axis[-1], state)], targets=torch.arange(0, 1000, 7).expand(5, -1))
+    assert said.target_rank is not None and int(said.target_rank.max()) == 0
+
+
 def test_damage_is_named_by_place() -> None:
     model = depth_model("llama")
     depths, _ = states(model)
