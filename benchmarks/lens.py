@@ -66,7 +66,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer tokens and rounds")
     parser.add_argument("--model", default="smollm2", help="what to load; default smollm2")
     options = parser.parse_args()
-    ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
+    if sys.platform == "linux":
+        ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
     torch.set_num_threads(1)
     model = depthprobe.load(options.model, dtype="float32")
     peers = {"transformer_lens": transformer_lens_peer(model), "nnterp": nnterp_peer(model)}
@@ -197,13 +198,13 @@ def measure(calls: dict[str, Call], rounds: int) -> dict[str, float | None]:
 def peak(call: Call) -> float | None:
     """MiB of resident memory that a call needs above what was there; None where the kernel does not tell."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
     try:
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
         before = _resident("VmRSS")
         call()
         return max(0.0, _resident("VmHWM") - before)
-    except OSError:
+    except (OSError, AttributeError):  # another kernel, or another C library
         return None
 
 

@@ -64,6 +64,7 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "facts": pl.List(FACT),
         "n_tokens": pl.Int32(),  # of the prompt, with BOS if the tokenizer adds one
         "bos": pl.Boolean(),  # the prompt begins with a BOS token
+        "text_start": pl.Int32(),  # the first token of `text` in the prompt, behind BOS and a chat template's words
         "prompt_ids": pl.List(pl.Int32()),
         "answer_ids": pl.List(pl.Int32()),  # the answer's tokens after this prompt
         "n_collisions": pl.Int32(),  # candidates whose first token another candidate shares

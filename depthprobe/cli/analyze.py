@@ -15,7 +15,8 @@ import typer
 
 def command(
     model: Annotated[
-        str | None, typer.Argument(help="follow-demo (the default), kinship-demo, smollm2, a folder, or a hub id.")
+        str | None,
+        typer.Argument(help="follow-demo (the default), kinship-demo, smollm2, a folder, a GGUF file, or a hub id."),
     ] = None,
     task: Annotated[
         list[str] | None,
@@ -77,7 +78,8 @@ def command(
         bool | None, typer.Option("--chat/--no-chat", help="Ask through the tokenizer's chat template.")
     ] = None,
     browse: Annotated[
-        int | None, typer.Option("--browse", help="Questions to read token by token; 0: none. As many as are cheap.")
+        int | None,
+        typer.Option("--browse", help="Questions to read token by token; 0: none. Default: as many as are cheap."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:

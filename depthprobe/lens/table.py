@@ -242,6 +242,7 @@ def _item_row(target: Target) -> dict[str, object]:
         "facts": facts,
         "n_tokens": len(target.prompt_ids),
         "bos": target.bos,
+        "text_start": target.text_start,
         "prompt_ids": list(target.prompt_ids),
         "answer_ids": list(target.answer_ids),
         "n_collisions": target.n_collisions,

@@ -57,6 +57,7 @@ class Target:
         item: the item.
         prompt_ids: of `item.text`, with BOS if the tokenizer adds one.
         bos: whether the prompt begins with a BOS token.
+        text_start: the first token of `item.text` in it, behind BOS and what a chat template writes.
         words: candidates, then plausible answers that are none of them.
         paths: token ids of each word after this prompt.
         n_candidates: the first so many words are the candidates.
@@ -69,6 +70,7 @@ class Target:
     item: Item
     prompt_ids: Path
     bos: bool
+    text_start: int
     words: tuple[str, ...]
     paths: tuple[Path, ...]
     n_candidates: int
@@ -136,8 +138,9 @@ def resolve(
                 ],
             )
         )
-        for item, kinds, plain, full in zip(chunk, words, prompts, framed, strict=True):
-            yield _target(tokenizer, item, kinds, plain, full, list(islice(whole, len(kinds))), bos)
+        for item, text, kinds, plain, full in zip(chunk, texts, words, prompts, framed, strict=True):
+            before = _tokens_before(tokenizer, text, item.text) if chat else 0
+            yield _target(tokenizer, item, kinds, plain, full, list(islice(whole, len(kinds))), bos, before)
 
 
 def check_bos(tokenizer: Any, bos: str) -> None:
@@ -213,7 +216,9 @@ def _target(
     full: list[int],
     whole: list[list[int]],
     bos: str,
+    before: int,
 ) -> Target:
+    """before: tokens of `plain` that a chat template puts before the text of the item."""
     where = f"item {item.id}"
     # a tokenizer that can write every text has an unknown token all the same, which is another one's name then
     unknown = None if tokenizer.unk_token_id in (tokenizer.eos_token_id, None) else tokenizer.unk_token_id
@@ -250,6 +255,7 @@ def _target(
         item=item,
         prompt_ids=prompt,
         bos=tokenizer.bos_token_id is not None and prompt[0] == tokenizer.bos_token_id,
+        text_start=len(prompt) - len(plain) + before,
         words=words,
         paths=tuple(paths),
         n_candidates=len(dict.fromkeys(item.candidates)),
@@ -258,6 +264,15 @@ def _target(
         nodes=nodes,
         turns=turns,
     )
+
+
+def _tokens_before(tokenizer: Any, whole: str, text: str) -> int:
+    """How many tokens of `whole` end before `text` begins in it."""
+    at = max(whole.find(text), 0)
+    if not getattr(tokenizer, "is_fast", False):
+        return len(encode(tokenizer, [whole[:at]])[0]) if at else 0
+    ends = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    return next((number for number, (_, end) in enumerate(ends) if end > at), 0)
 
 
 def _unknown_word(tokenizer: Any, text: str) -> str:

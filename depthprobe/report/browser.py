@@ -180,7 +180,7 @@ def _pack(
     parts = grid.partition_by("number", maintain_order=True)
     # cells of a (position, depth) that the table lacks stay without a word
     axes, at, n_cells = [], [], 0
-    for row, part in zip(rows, parts, strict=True):
+    for row, part, start in zip(rows, parts, items["text_start"], strict=True):
         own = sparse if row["id"] in with_tokens else every
         of_position = part["position"].rank("dense").to_numpy() - 1
         of_depth = np.searchsorted(own, part["depth"].to_numpy())
@@ -193,7 +193,9 @@ def _pack(
             "full": row["id"] in with_tokens,
         }
         # a lone token at the end has no tokens before it to be found by
-        row["facts_of"] = roles_of_tokens(row["text"], heads["token"].to_list(), row["facts"]) if row["full"] else [-1]
+        row["facts_of"] = [-1]
+        if row["full"]:
+            row["facts_of"] = roles_of_tokens(row["text"], heads["token"].to_list(), row["facts"], start)
         axes.append(own)
         n_cells += heads.height * len(own)
     where = np.concatenate(at).astype(np.int64)

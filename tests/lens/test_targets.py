@@ -31,8 +31,8 @@ def item(candidates: tuple[str, ...] = ("son", "father", "father-in-law"), text:
     )  # fmt: skip
 
 
-def target(tokenizer: Any, made: Item) -> Target:
-    return next(resolve(tokenizer, [made]))
+def target(tokenizer: Any, made: Item, **options: Any) -> Target:
+    return next(resolve(tokenizer, [made], **options))
 
 
 def texts(made: Item) -> list[str]:
@@ -172,3 +172,15 @@ def test_a_chat_template_opens_the_assistants_turn() -> None:
     tokenizer.chat_template = "{{ raise_exception('no users') }}"
     with pytest.raises(UserError, match=r"chat template fails: no users .item s/k1."):
         next(resolve(tokenizer, [made], chat=True))
+
+
+def test_where_the_text_begins() -> None:
+    made = item()
+    tokenizer = word_tokenizer([*texts(made), "user a helpful assistant"])
+    assert target(tokenizer, made).text_start == 1  # behind BOS
+    assert target(tokenizer, made, bos="never").text_start == 0
+    tokenizer.chat_template = "[BOS] user a helpful {{ messages[0]['content'] }} assistant "
+    chat = target(tokenizer, made, chat=True)
+    ids = tokenizer(made.text, add_special_tokens=False)["input_ids"]
+    assert chat.text_start == 4 and list(chat.prompt_ids[4 : 4 + len(ids)]) == ids
+    assert target(tokenizer, made, chat=True, bos="never").text_start == 3

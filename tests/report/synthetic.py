@@ -106,7 +106,7 @@ def _items(task: str, hops: Sequence[int], n_stories: int) -> pl.DataFrame:
                     "question": question, "answer": "nephew", "plausible": ["nephew", "son"],
                     "candidates": list(_RELATIONS), "chance": 1 / len(_RELATIONS),
                     "chain_relations": [f["relation"] for f in facts[:k]],
-                    "text": text + question, "facts": chain, "n_tokens": 40, "bos": False,
+                    "text": text + question, "facts": chain, "n_tokens": 40, "bos": False, "text_start": 0,
                     "prompt_ids": [1, 2], "answer_ids": [3], "n_collisions": 0, "first_token_only": True,
                     "seed": s,
                 }

@@ -211,4 +211,7 @@ def test_spans_pass_over_what_is_not_in_the_text() -> None:
 def test_a_token_has_the_fact_that_it_begins_in() -> None:
     text = "Ann is the wife of Bob. Bob is the son of Cy. Ann is"
     facts = [(24, 45, "chain", 1), (0, 23, "decoy", None)]
+    chat = ["user", ":", " a", " helpful"]
+    behind = roles_of_tokens("Ann is a", [*chat, "Ann", " is", " a"], [(0, 8)], 4)
+    assert behind == [-1] * 4 + [0] * 3
     assert roles_of_tokens(text, text.replace(".", " .").split(), facts) == [1] * 7 + [0] * 7 + [-1] * 2
