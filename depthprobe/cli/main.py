@@ -133,7 +133,8 @@ def _as_line(error: Exception) -> str | None:
     if hasattr(error, "format_message"):
         context = getattr(error, "ctx", None)
         path = getattr(context, "command_path", "depthprobe")
-        return str(UserError(error.format_message().rstrip("."), remedy=f"see `{path} --help`"))  # type: ignore[attr-defined]
+        said = error.format_message().rstrip(".") or "no command is given"  # type: ignore[attr-defined]
+        return str(UserError(said, remedy=f"see `{path} --help`"))
     if isinstance(error, ModuleNotFoundError) and not (error.name or "depthprobe").startswith("depthprobe"):
         what = f"the package {error.name} is not installed"
         return str(UserError(what, remedy="`depthprobe doctor` names the command that brings it"))

@@ -84,7 +84,8 @@ class DepthCache(Mapping[str, Tensor]):
     """States by name, as TransformerLens' users know it, with a name for every loop.
 
     Keys are names such as "blocks.0.hook_resid_post" or "loops.2.blocks.1.hook_resid_post"; a `Coordinate`
-    serves as well. Values are those of `Capture.states`.
+    serves as well, and so does ("resid_post", 0) in an ordinary transformer, ("resid_post", 2, 1) for the second layer
+    of the third loop. Values are those of `Capture.states`.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -92,7 +93,8 @@ class DepthCache(Mapping[str, Tensor]):
         self._by_name = {capture.names.get(c, str(c)): state for c, state in capture.states.items()}
         self._by_coordinate = dict(capture.states)
 
-    def __getitem__(self, key: str | Coordinate) -> Tensor:
+    def __getitem__(self, key: str | Coordinate | tuple[str, int] | tuple[str, int, int]) -> Tensor:
+        key = _full_name(key)
         if isinstance(key, Coordinate):
             if key in self._by_coordinate:
                 return self._by_coordinate[key]
@@ -103,6 +105,7 @@ class DepthCache(Mapping[str, Tensor]):
         raise KeyError(f"'{key}' was not captured" + (f"; near to it: {', '.join(near)}" if near else ""))
 
     def __contains__(self, key: object) -> bool:
+        key = _full_name(key)
         return key in (self._by_coordinate if isinstance(key, Coordinate) else self._by_name)
 
     def __iter__(self) -> Iterator[str]:
@@ -121,6 +124,15 @@ class DepthCache(Mapping[str, Tensor]):
         names = list(self._by_name)
         shown = ", ".join(names if len(names) <= 4 else [*names[:2], "…", names[-1]])
         return f"DepthCache({len(names)} states: {shown})"
+
+
+def _full_name(key: Any) -> Any:
+    """("resid_post", 0) → "blocks.0.hook_resid_post", as TransformerLens' caches have it; with a loop likewise."""
+    if isinstance(key, Coordinate) or not isinstance(key, tuple) or len(key) not in (2, 3):
+        return key
+    site, *place = key
+    group = f"loops.{place[0]}." if len(place) == 2 else ""
+    return f"{group}blocks.{place[-1]}.hook_{site}"
 
 
 def human_bytes(count: int) -> str:

@@ -16,6 +16,7 @@ import torch
 
 from depthprobe.depth.gguf import gguf_file, load_gguf
 from depthprobe.depth.model import DepthModel
+from depthprobe.depth.watch import outer_lists
 from depthprobe.depth.wrap import parse_route, wrap
 from depthprobe.errors import UserError
 from depthprobe.models import embedded_models, embedded_path  # importing it registers the looped models
@@ -35,6 +36,10 @@ _TOKENIZER_FILES = (
 )
 
 
+#: What old checkpoints stored of a layer although it is no weight.
+_BUFFERS = ("inv_freq", "masked_bias", "attn.bias", "attention.bias")
+
+
 def known_names() -> tuple[str, ...]:
     """Names that need no path: the embedded models and "smollm2"."""
     return (*embedded_models(), "smollm2")
@@ -44,7 +49,7 @@ def load(
     name_or_path: Any,
     revision: str | None = None,
     device: str = "cpu",
-    dtype: str = "auto",
+    dtype: str | torch.dtype = "auto",
     route: str = "native",
 ) -> DepthModel:
     """Open a model along its depth axis.
@@ -54,7 +59,7 @@ def load(
             file (or a folder with one), or a hub id; a model that is in memory is given to `wrap`.
         revision: branch, tag or commit of a hub id.
         device: as torch names it, e.g. "cpu", "cuda:1".
-        dtype: "auto" (as stored; GGUF: float32), "float32", "bfloat16" or "float16".
+        dtype: "auto" (as stored; GGUF: float32), "float32", "bfloat16" or "float16", or as torch has it.
         route: how states are caught: "native" by module hooks, "transformer-lens" through a
             `TransformerBridge`, "nnsight" in traces. All give the same states.
 
@@ -93,8 +98,9 @@ def load(
     return wrap(model, tokenizer, name, route)
 
 
-def parse_dtype(dtype: str) -> Any:
+def parse_dtype(dtype: str | torch.dtype) -> Any:
     """The dtype argument of from_pretrained. Raises UserError for an unknown name."""
+    dtype = str(dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise UserError(f"unknown dtype '{dtype}'", remedy=f"one of {', '.join(DTYPES)}")
     return DTYPES[dtype]
@@ -138,6 +144,8 @@ def find_folder(name: str, revision: str | None = None) -> Path:
         raise UserError(
             f"'{name}' is a file", remedy="give the folder that holds config.json and the weights"
         )
+    if path.suffix == ".gguf":
+        raise UserError(f"there is no file '{name}'", remedy="give a GGUF file, a folder with one, or a hub id")
     if not _HUB_ID.fullmatch(name):
         raise UserError(
             f"there is no folder '{name}'", remedy=f"give {', '.join(known_names())}, a folder or a hub id"
@@ -250,13 +258,24 @@ def _weights(folder: Path, name: str, config: Any, dtype: Any) -> Any:
             )
         model, report = loaded
     except Exception as error:
-        what = f"the weights of '{name}' cannot be loaded: {_first(error)}"
+        reason = _first(error)
+        if "ignore_mismatched_sizes" in reason:  # what it says goes on about a report that is not shown
+            reason = "tensors have other shapes than config.json asks for"
+        what = f"the weights of '{name}' cannot be loaded: {reason}"
         raise UserError(what, where=str(folder), remedy="fetch or save them again") from error
     missing = sorted(str(key) for key in report["missing_keys"])
     if missing:
         # transformers fills them with random numbers and goes on
         what = f"the weights of '{name}' lack {len(missing)} tensors, the first is {missing[0]}"
         raise UserError(what, where=str(folder), remedy="save the whole model, with its head")
+    lists = tuple(f"{path}." for path in outer_lists(model))
+    surplus = sorted(
+        key for key in map(str, report["unexpected_keys"]) if key.startswith(lists) and not key.endswith(_BUFFERS)
+    )
+    if surplus:
+        # transformers leaves them out and goes on, with fewer layers or with parts of them
+        what = f"the weights of '{name}' hold {len(surplus)} tensors of layers that config.json knows nothing of"
+        raise UserError(what, where=surplus[0], remedy="take config.json and weights from one checkpoint")
     return model
 
 

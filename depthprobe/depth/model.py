@@ -35,7 +35,7 @@ from depthprobe.depth.reading import (
     token_tensor,
     without_left_padding,
 )
-from depthprobe.depth.request import Caught, Request, one_device, storage_dtype, wanted_points
+from depthprobe.depth.request import Caught, Request, check_stored, one_device, storage_dtype, wanted_points
 from depthprobe.depth.tail import Tail
 from depthprobe.errors import UserError
 
@@ -202,6 +202,10 @@ class DepthModel(ABC):
             what = f"attention_mask has shape {tuple(attention_mask.shape)}"
             raise UserError(what, where=of, remedy=f"give {rows} × {past + length}")
         input_ids = known_tokens(input_ids, attention_mask[:, -length:], self._embedded, self.name)
+        longest = int(attention_mask.sum(-1).max())
+        if self.context_length is not None and longest > self.context_length:
+            what = f"a row has {longest} tokens, the context of {self.name} {self.context_length}"
+            raise UserError(what, remedy="shorten it")
         read = read_positions(attention_mask[:, -length:], positions)
         kept_mask, asked = attention_mask, read
         if cache is None and "position_ids" not in self._parameters:
@@ -220,6 +224,8 @@ class DepthModel(ABC):
                 keep_cache,
             )
         )  # fmt: skip
+        if stored != self.dtype:
+            check_stored(caught.states, stored, self.name)
         names = self.names
         return Capture(
             states={c: caught.states[c] for c in wanted},

@@ -101,6 +101,15 @@ def storage_dtype(dtype: torch.dtype | str | None, default: torch.dtype) -> torc
     return found
 
 
+def check_stored(states: Mapping[Coordinate, Tensor], dtype: torch.dtype, model: str) -> None:
+    """Raises UserError if a state is too large for the dtype in which it is kept."""
+    for coordinate, state in states.items():
+        if bool(state.isinf().any()):
+            kind = str(dtype).removeprefix("torch.")
+            what = f"the states of {model} overflow {kind} (its largest number is {torch.finfo(dtype).max:.5g})"
+            raise UserError(what, where=f"depth {coordinate}", remedy="keep them in float32 or bfloat16")
+
+
 def one_device(model: nn.Module, name: str) -> None:
     """Where the weights are. Raises UserError unless that is one place, and a real one."""
     places = {tensor.device: key for key, tensor in (*model.named_parameters(), *model.named_buffers())}

@@ -101,9 +101,8 @@ def find_stack(model: nn.Module, record: Record, name: str) -> Stack:
             layers.setdefault(element, (path, place))
     calls = [call for call in record.calls if call.path in layers]
     if not calls:
-        raise UserError(
-            f"{name} has no stack of decoder layers", where=kind_of(model), remedy="give a decoder-only model"
-        )
+        what = f"{name} has no stack of decoder layers that take one residual stream and return it"
+        raise UserError(what, where=kind_of(model), remedy="give another decoder-only model")
     widths = {call.after.shape[-1] for call in calls if call.after is not None}
     if len(widths) != 1:
         what = f"{name} has layers of different widths, {', '.join(map(str, sorted(widths)))}"

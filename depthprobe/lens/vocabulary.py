@@ -21,6 +21,7 @@ from torch import Tensor
 
 from depthprobe.depth import Coordinate, DepthModel
 from depthprobe.depth.identity import FLOAT32_TOLERANCE, identity_error
+from depthprobe.depth.tail import is_quantised
 from depthprobe.errors import UserError
 
 #: Logits held at once, in elements (2 MiB of float32), and states whose logits they are, at most.
@@ -99,7 +100,7 @@ def read(
             worst = float(piece.identity.max())
             allowed = FLOAT32_TOLERANCE.get(model.dtype, 1e-4)
             if not worst <= allowed:
-                raise identity_error(model.name, worst, allowed, model.dtype)
+                raise identity_error(model.name, worst, allowed, model.dtype, is_quantised(model.tail32.head))
         pieces.append(piece)
     whole: dict[str, Any] = {}
     for field in fields(Said):

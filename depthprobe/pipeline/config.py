@@ -198,6 +198,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     return options
 
 
+_LARGEST = 2**63 - 1
+
 # -- one reader for each kind of value: (name for messages, value) → checked value ---------------------------
 
 
@@ -213,6 +215,8 @@ def _whole(least: int) -> Callable[[str, Any], int]:
     def read(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise UserError(f"{name} is to be a whole number of at least {least}, got {value!r}")
+        if value > _LARGEST:  # of what a table can hold
+            raise UserError(f"{name} is at most {_LARGEST}, got {value}")
         return value
 
     return read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from depthprobe.cli.main import main
-from depthprobe.training import family_demo, save
+from depthprobe.training import family_demo
 from depthprobe.training.recipes import RECIPES, Recipe
 
 
@@ -31,6 +32,8 @@ def test_options_reach_the_recipe_and_the_folder_is_told(
         return "model", "words"
 
     monkeypatch.setattr(family_demo, "train", train)
+    # by its full name: nnsight, once imported, gives every object a method `save`
+    save = importlib.import_module("depthprobe.training.save")
     monkeypatch.setattr(save, "save_model", lambda *arguments: calls.append(arguments))
     out = tmp_path / "demo"
     command = ["train", "follow-demo", "--out", str(out), "--seed", "4"]

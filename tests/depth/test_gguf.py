@@ -97,7 +97,7 @@ def test_gguf_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "the package gguf, which reads GGUF files, is missing" in said(file)
     assert "depthprobe[gguf]" in said(file)
-    assert "there is no folder" in said(tmp_path / "none.gguf")
+    assert "there is no file" in said(tmp_path / "none.gguf")
 
 
 def test_a_gguf_file_without_a_tensor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,3 +195,24 @@ def test_layers_that_run_again_are_loops() -> None:
 
 def test_load_is_the_public_name() -> None:
     assert depthprobe.load is load_function
+
+
+def test_layers_that_the_configuration_does_not_know_are_not_left_out(folder: Path) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config["num_hidden_layers"] -= 1
+    file.write_text(json.dumps(config))
+    said = refusal(folder)
+    assert "tensors of layers that config.json knows nothing of (model.layers.2." in said
+
+
+def test_what_load_takes_and_what_it_says() -> None:
+    assert "there is no file 'none.gguf'" in refusal("none.gguf")
+    model = depthprobe.load("follow-demo", dtype=torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+    again = depthprobe.load(model.model)
+    assert isinstance(again, LoopedModel) and depthprobe.wrap(again) is again
+    with pytest.raises(UserError, match="for a model that is yet to be read"):
+        depthprobe.load(model.model, dtype="float16")
+    with pytest.raises(UserError, match="a int has no depth axis"):
+        depthprobe.load(3)

@@ -103,6 +103,7 @@ def test_a_split_that_short_chains_do_not_have_is_not_claimed() -> None:
         ({"n": "5"}, "at least 1, got '5'"),
         ({"batch_size": 0}, "at least 1"),
         ({"seed": -1}, "at least 0"),
+        ({"seed": 2**64}, "at most 9223372036854775807"),
         ({"resamples": 10}, "at least 100"),
         ({"model": ""}, "to be a text"),
         ({"dtype": 16}, "to be a text"),
