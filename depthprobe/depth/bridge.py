@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from depthprobe.depth.coordinates import Coordinate
 from depthprobe.depth.decoder import DecoderModel
-from depthprobe.depth.taps import Collected, hidden
+from depthprobe.depth.tapped import Collected
+from depthprobe.depth.taps import hidden
 from depthprobe.depth.watch import kind_of
 from depthprobe.errors import UserError
 

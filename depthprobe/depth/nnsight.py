@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from depthprobe.depth.coordinates import Coordinate
 from depthprobe.depth.reading import HeadAt
 from depthprobe.depth.request import Caught, Request
-from depthprobe.depth.taps import Collected, TappedModel, hidden
+from depthprobe.depth.tapped import Collected, TappedModel
+from depthprobe.depth.taps import hidden
 from depthprobe.errors import UserError
 
 _INSTALL = "`pip install 'depthprobe[interp]'`"
