@@ -44,7 +44,11 @@ def train(
     model: _Model,
     data: _Data,
     out: Annotated[Path, typer.Option("--out", help="File for the lens, .safetensors.")],
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the optimiser.")] = 200,
+    steps: Annotated[int, typer.Option("--steps", min=0, help="Steps of the optimiser.")] = 200,
+    warm: Annotated[
+        int,
+        typer.Option("--warm", min=0, help="Positions for the least squares that it begins with, times the width."),
+    ] = 16,
     rows: Annotated[int, typer.Option("--rows", min=1, help="Texts of a step.")] = 8,
     reads: Annotated[int, typer.Option("--reads", min=1, help="Positions of each text that a step reads.")] = 8,
     rate: Annotated[float, typer.Option("--rate", help="Learning rate; it falls linearly to nothing.")] = 0.02,
@@ -64,7 +68,7 @@ def train(
     from depthprobe.lens import Recipe
     from depthprobe.pipeline.tuned import train_lens
 
-    recipe = Recipe(steps=steps, rows=rows, reads=reads, rate=rate, seed=seed)
+    recipe = Recipe(warm=warm, steps=steps, rows=rows, reads=reads, rate=rate, seed=seed)
     opened = _open(model, device, dtype, revision)
     lens = train_lens(opened, data, recipe, length=length, progress=_told(steps))
     lens.save(out)

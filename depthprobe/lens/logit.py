@@ -61,7 +61,8 @@ def logit_lens(
         targets: tokens to follow: ids, or texts of one token each (mind the leading space), the same at every
             position; or ids of each row, int64 [B] or [B, T].
         lens: "plain": norm and head alone; "tuned": behind the translators of a tuned lens; "coda": all positions
-            stop at loop r and the coda runs on; "coda-exits": the others stop where their gate lets them (see `lens.coda`).
+            stop at loop r and the coda runs on; "coda-exits": the others stop where their gate lets them (see
+            `lens.coda`).
         tuned: the tuned lens, or the path of one; of lens "tuned" alone.
         coordinates: depths to read with the plain or the tuned lens; default: the whole axis. The last one is always
             read.

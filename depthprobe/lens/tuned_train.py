@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -29,13 +28,10 @@ from depthprobe.depth.tail import Tail
 from depthprobe.errors import UserError
 from depthprobe.lens.reads import check_logits, pad_id, padded
 from depthprobe.lens.tuned import TunedLens, head_digest
+from depthprobe.lens.tuned_start import Start
 
 #: Logits of a block, in elements (32 MiB of float32), and the states of one depth that it is made of, at most.
 _BLOCK, _STATES = 1 << 23, 1024
-#: A KL of so few nats is rounding: such a depth says what the model says (a last residual before the norm of its
-#: loop, for one), and its translator stays the identity.
-EXACT = 1e-5
-
 Row = Sequence[int]
 
 
@@ -44,6 +40,8 @@ class Recipe:
     """How a lens is trained.
 
     Attributes:
+        warm: positions, as a multiple of the width, on which least squares find where training begins
+            (`tuned_start`); 0: it begins at the identity, the logit lens.
         steps: of the optimiser.
         rows: texts of a step.
         reads: positions of each text that a step reads, drawn at random; all of them in a shorter text.
@@ -52,6 +50,7 @@ class Recipe:
         seed: of the order of the texts and of the positions.
     """
 
+    warm: int = 16
     steps: int = 200
     rows: int = 8
     reads: int = 8
@@ -60,11 +59,13 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "rows", "reads"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}", remedy="give at least 1")
-        if not (math.isfinite(self.rate) and self.rate > 0):
-            raise UserError(f"the learning rate is {self.rate}", remedy="give a number above 0, e.g. 0.02")
+        for name, least in (("warm", 0), ("steps", 0), ("rows", 1), ("reads", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is {getattr(self, name)}", remedy=f"give at least {least}")
+        if not self.warm and not self.steps:
+            raise UserError("neither least squares nor steps are asked for", remedy="give steps of at least 1")
+        if not 0 < self.rate <= 1:
+            raise UserError(f"the learning rate is {self.rate}", remedy="give a number above 0 and up to 1, e.g. 0.02")
 
 
 def train_tuned(
@@ -98,26 +99,24 @@ def train_tuned(
     texts = _texts(model, rows, recipe)
     draw = torch.Generator().manual_seed(recipe.seed)
     order = _order(len(texts), recipe, draw)
-    trainer: Trainer | None = None
+    first = [texts[number] for number in order[: recipe.rows]]
+    trainer = Trainer(model, captured(model, first, max(map(len, first)), draw, check=True), recipe)
+    warm = _warm(model, trainer, texts, recipe, draw)
     done = 0
     for step in range(recipe.steps):
         chosen = [texts[number] for number in order[step * recipe.rows : (step + 1) * recipe.rows]]
-        states = captured(model, chosen, recipe.reads, draw, check=step == 0)
-        if trainer is None:
-            trainer = Trainer(model, states, recipe)
+        states = captured(model, chosen, recipe.reads, draw)
         loss = trainer.step(states, step)
         done += states.shape[1]
         if not math.isfinite(loss):
-            raise UserError(
-                f"the training diverges in step {step + 1}", where=model.name, remedy="take a smaller --rate"
-            )
+            what = f"the training diverges in step {step + 1}"
+            raise UserError(what, where=model.name, remedy="take a smaller --rate")
         if progress is not None:
             progress(step + 1, recipe.steps, loss)
-    assert trainer is not None
     weight, bias = trainer.translators()
     made = {
         **(about or {}), "seed": recipe.seed, "steps": recipe.steps, "rows": recipe.rows, "reads": recipe.reads,
-        "rate": recipe.rate, "texts": len(texts), "positions": done,
+        "rate": recipe.rate, "texts": len(texts), "warm_positions": warm, "positions": done,
     }  # fmt: skip
     return TunedLens(model.name, model.axis[:-1], weight, bias, head_digest(model), made)
 
@@ -172,17 +171,23 @@ class Trainer:
             {"params": [self.weight], "lr": recipe.rate / math.sqrt(d)},
             {"params": [self.bias], "lr": recipe.rate},
         ]
+        self.start = Start(model, states, self.inner, self.outer)
         self._adam = torch.optim.Adam(groups, betas=recipe.betas)
         self._rates = [float(group["lr"]) for group in groups]
-        self._exact: Tensor | None = None  # [T] bool
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Set A' and b' to what least squares have found."""
+        weight, bias = self.start.solve()
+        self.weight.copy_(weight)
+        self.bias.copy_(bias)
 
     def step(self, states: Tensor, number: int) -> float:
         """One step of the optimiser on states [T + 1, N, d]; returns the mean KL before it, in nats."""
         losses, weight, bias = self.gradients(states)
-        if self._exact is None:  # nothing has moved yet
-            self._exact = losses <= EXACT
         # there all gradients are rounding, which Adam would blow up to steps of full size
-        weight[self._exact], bias[self._exact] = 0.0, 0.0
+        exact = torch.tensor(self.start.exact, device=weight.device)
+        weight[exact], bias[exact] = 0.0, 0.0
         self.weight.grad, self.bias.grad = weight, bias
         for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
             group["lr"] = rate * (1.0 - number / self._recipe.steps)
@@ -269,9 +274,30 @@ def _slope_by_graph(tail: Tail, normed: Tensor, final: Tensor) -> tuple[Tensor, 
     return loss.detach(), slope
 
 
+def _warm(
+    model: DepthModel, trainer: Trainer, texts: Sequence[Row], recipe: Recipe, draw: torch.Generator
+) -> int:
+    """Begin at the least-squares translators of some texts; returns how many positions they were."""
+    if not recipe.warm:
+        return 0
+    for start in range(0, len(texts), recipe.rows):
+        if trainer.start.count >= recipe.warm * model.width:
+            break
+        some = texts[start : start + recipe.rows]
+        trainer.start.add(captured(model, some, max(map(len, some)), draw))
+    trainer.begin()
+    return trainer.start.count
+
+
 def _texts(model: DepthModel, rows: Iterable[Row], recipe: Recipe) -> list[tuple[int, ...]]:
-    """As many texts as the steps need, or all there are."""
-    texts = [tuple(map(int, row)) for row in islice(iter(rows), recipe.steps * recipe.rows)]
+    """As many texts as are needed, or all there are."""
+    texts: list[tuple[int, ...]] = []
+    tokens = 0
+    for row in rows:
+        if len(texts) >= recipe.steps * recipe.rows and tokens >= recipe.warm * model.width:
+            break
+        texts.append(tuple(map(int, row)))
+        tokens += len(row)
     if not texts:
         raise UserError("there are no texts to train on", remedy="give at least one")
     for number, row in enumerate(texts):

@@ -20,10 +20,13 @@ from depthprobe.errors import UserError
 from depthprobe.lens.corpus import Corpus, Split, TokenRow, open_corpus, token_rows
 from depthprobe.lens.tuned import TunedLens
 from depthprobe.lens.tuned_kl import divergences
-from depthprobe.lens.tuned_train import EXACT, Recipe, train_tuned
+from depthprobe.lens.tuned_train import Recipe, train_tuned
 from depthprobe.pipeline.config import OWN_DEFAULTS, OWN_LENGTHS
 
-__all__ = ["corpus_of", "evaluate_lens", "train_lens"]
+#: A KL of so few nats is rounding: such a depth says what the model says.
+EXACT = 1e-5
+
+__all__ = ["EXACT", "corpus_of", "evaluate_lens", "train_lens"]
 
 
 def corpus_of(model: DepthModel, data: str) -> Corpus:
@@ -55,10 +58,7 @@ def train_lens(
     """
     recipe = recipe or Recipe()
     corpus = corpus_of(model, data)
-    needed = recipe.steps * recipe.rows
-    rows = [row.ids for row in islice(_rows(model, corpus, "train", length), needed)]
-    if not rows:
-        raise UserError("there is no text to train on", where=data, remedy="give more: one document in five is kept")
+    rows = (row.ids for row in _rows(model, corpus, "train", length))
     about = {"data": corpus.name, "license": corpus.license, "split": "train", "length": length}
     return train_tuned(model, rows, recipe, about=about, progress=progress)
 
@@ -90,7 +90,7 @@ def evaluate_lens(
     Returns:
         One row a depth: depth, loop, layer, site; logit, tuned and difference (tuned − logit), nats a position, each
         with _low and _high (95 %; null from few groups); below: whether tuned is below; exact: whether the logit lens
-        already says what the model says (KL ≤ `tuned_train.EXACT`), so that nothing can be below; positions, groups.
+        already says what the model says (KL ≤ `EXACT`), so that nothing can be below; positions, groups.
 
     Raises:
         UserError: as `open_corpus` and `token_rows`; a corpus without such documents; states that are not numbers.
