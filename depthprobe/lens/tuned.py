@@ -172,10 +172,12 @@ def head_digest(model: DepthModel) -> str:
     tail = model.tail32
     total = hashlib.sha256(f"{tail.scale!r} {tail.softcap!r} {tail.vocab_size}".encode())
     for module in (*tail.norms, tail.head, *tail.transforms):
-        seen: set[int] = set()  # a wrapper may list the module it wraps twice
-        for value in module.state_dict(keep_vars=True).values():
+        seen: set[int] = set()  # a wrapper may list a weight twice
+        for name, value in module.state_dict(keep_vars=True).items():
             if not isinstance(value, Tensor):
                 total.update(repr(value).encode())
+            elif name.endswith("bias") and not bool(value.any()):
+                continue  # or add one of zeros
             elif value.data_ptr() not in seen:
                 seen.add(value.data_ptr())
                 total.update(f"{tuple(value.shape)} {value.dtype}".encode())
