@@ -149,7 +149,7 @@ def _above(table: pl.DataFrame) -> list[int]:
 
 def _verdict(model: DepthModel, table: pl.DataFrame) -> str:
     exact = table[:-1].filter("exact")["depth"].to_list()
-    beside = f", but for {_names(model, exact)}, which already say what the model says" if exact else ""
+    beside = f", apart from {_names(model, exact)}, read as the model's own output already" if exact else ""
     if above := _above(table):
         return f"The tuned lens is not below the logit lens at {_names(model, above)}{beside}."
     return f"The tuned lens is below the logit lens at every depth before the last{beside}."
@@ -165,7 +165,7 @@ def _print(model: DepthModel, table: pl.DataFrame, title: str) -> None:
 
     console = Console()
     if not console.is_terminal:
-        console = Console(width=110)
+        console = Console(width=130)  # a file or a pipe has no width of its own
     counts = f"{table['positions'][0]} positions, {table['groups'][0]} groups"
     shown = Table(title=f"KL(final output ‖ depth), nats: {title}; {counts}", title_justify="left")
     for name in ("depth", "logit lens", "95 %", "tuned lens", "95 %", "tuned − logit", "95 %"):
