@@ -81,6 +81,12 @@ def command(
         int | None,
         typer.Option("--browse", help="Questions to read token by token; 0: none. Default: as many as are cheap."),
     ] = None,
+    lens: Annotated[
+        str | None, typer.Option("--lens", help="plain (the default), norm and head alone; or tuned, with --tuned.")
+    ] = None,
+    tuned: Annotated[
+        str | None, typer.Option("--tuned", help="A tuned lens: a file of `depthprobe lens train`.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Measure how a model uses its depth on questions of known hop count; write a run folder and a report."""
@@ -107,6 +113,8 @@ def command(
         "bos": bos,
         "chat": chat,
         "browse": browse,
+        "lens": lens,
+        "tuned": tuned,
         "out": out,
     }
     options = read_config(config) if config is not None else {}

@@ -19,7 +19,7 @@ from depthprobe.runs import RunFolder, check_free, compare, read_manifest, user_
 
 if TYPE_CHECKING:
     from depthprobe.depth import DepthModel
-    from depthprobe.lens import Prepared
+    from depthprobe.lens import Prepared, TunedLens
 
 __all__ = ["AnalyzeResult", "analyze"]
 
@@ -102,22 +102,25 @@ def analyze(
     items = questions(config, remark=say)
     told("model", 0, 1)
     from depthprobe.depth import load
-    from depthprobe.lens import prepare_items
+    from depthprobe.lens import as_lens, prepare_items
 
     opened = load(
         config.model, revision=config.revision, device=config.device, dtype=config.dtype, route=config.route
     )
+    tuned = None if config.tuned is None else as_lens(config.tuned, opened)
     told("tokens", 0, 1)
     prepared = prepare_items(
         opened, items, skip_too_long=config.skip_too_long, bos=config.bos, chat=config.chat
     )
     if prepared.too_long:
         say(f"{len(prepared.too_long)} items exceed the model's context and are left out")
-    identity = {
+    identity: dict[str, dict[str, Any]] = {
         "config": config.as_dict(),
         "model": _about(opened, config),
         "items": {"digest": digest(items)},
     }
+    if tuned is not None:  # another lens under the same path is another run
+        identity["model"] |= {"tuned_lens": tuned.digest(), "tuned_on": tuned.about.get("data")}
     if begun:
         run = RunFolder.resume(folder, identity)
     else:
@@ -128,7 +131,7 @@ def analyze(
             say(f"this run is finished already: {folder}")
         else:
             try:
-                _compute(run, opened, prepared, config, items, told, say)
+                _compute(run, opened, prepared, config, items, told, say, tuned)
             except BaseException:
                 run.remove_if_empty()
                 raise
@@ -148,6 +151,7 @@ def _compute(
     items: list[Any],
     told: Progress,
     say: Callable[[str], None],
+    tuned: TunedLens | None,
 ) -> None:
     from depthprobe.lens import lens_rows, n_batches
 
@@ -155,11 +159,11 @@ def _compute(
     done = run.parts("lens")
     n_items = len(prepared.targets)
     told("lens", min(len(done) * config.batch_size, n_items), n_items)
-    for number, rows in lens_rows(model, prepared.targets, config.batch_size, done=done):
+    for number, rows in lens_rows(model, prepared.targets, config.batch_size, done=done, tuned=tuned):
         run.write_part("lens", number, rows)
         done.add(number)
         told("lens", min(len(done) * config.batch_size, n_items), n_items)
-    n_browsed = _browse(run, model, prepared, config, told, say)
+    n_browsed = _browse(run, model, prepared, config, told, say, tuned)
     run.write_table("items", prepared.table)
     lens = run.join_parts("lens", n_parts)
     told("shortcuts", 0, 1)
@@ -191,6 +195,7 @@ def _browse(
     config: AnalyzeConfig,
     told: Progress,
     say: Callable[[str], None],
+    tuned: TunedLens | None,
 ) -> int:
     """The table `tokens`, unless nobody wants it; returns how many items it has."""
     from depthprobe.lens import browsed, n_batches, token_rows
@@ -203,7 +208,7 @@ def _browse(
         say(f"the browser shows {n_items} of {len(prepared.targets)} questions token by token; --browse asks for more")
     done = run.parts("tokens")
     told("words", min(len(done) * config.batch_size, n_items), n_items)
-    for number, rows in token_rows(model, chosen, config.batch_size, done=done):
+    for number, rows in token_rows(model, chosen, config.batch_size, done=done, tuned=tuned):
         run.write_part("tokens", number, rows)
         done.add(number)
         told("words", min(len(done) * config.batch_size, n_items), n_items)

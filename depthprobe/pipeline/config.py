@@ -24,6 +24,7 @@ TASKS = ("kinship", "follow")
 SPLITS = ("heldout", "train", "any")
 BOS = ("tokenizer", "always", "never")  # `lens.targets.BOS`, which would import torch
 ROUTES = ("native", "transformer-lens", "nnsight")  # `depth.ROUTES`, likewise
+LENSES = ("plain", "tuned")
 MOST_HOPS = 8
 
 #: The recipes of our own models count their seeds from 0. Stories of another seed come from other families.
@@ -66,6 +67,8 @@ class AnalyzeConfig:
         chat: put prompts through the tokenizer's chat template.
         browse: items that the report's browser shows token by token, 0 for none; None: all that can be read
             cheaply (`lens.tokens`).
+        lens: "plain", the model's own norm and head alone, or "tuned", behind the translators of a tuned lens.
+        tuned: the tuned lens, a file of `depthprobe lens train`; of lens "tuned" alone.
     """
 
     model: str = "follow-demo"
@@ -89,6 +92,8 @@ class AnalyzeConfig:
     bos: str = "tokenizer"
     chat: bool = False
     browse: int | None = None
+    lens: str = "plain"
+    tuned: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> AnalyzeConfig:
@@ -107,6 +112,9 @@ class AnalyzeConfig:
             for name, value in given.items()
             if value is not None
         }
+        if (values.get("lens", cls.lens) == "tuned") != ("tuned" in values):
+            what = "--tuned says nothing without --lens tuned" if "tuned" in values else "--lens tuned needs a lens"
+            raise UserError(what, remedy="give both, --lens tuned --tuned PATH (`depthprobe lens train` makes one)")
         own = OWN_DEFAULTS.get(values.get("model", cls.model))
         if own and "data" not in values and values.get("task", own["task"]) == own["task"]:
             values = {**own, **values}
@@ -278,4 +286,6 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "bos": _one_of(BOS),
     "chat": _flag,
     "browse": _whole(0),
+    "lens": _one_of(LENSES),
+    "tuned": _text,
 }

@@ -53,9 +53,14 @@ def shortcut_name(name: str) -> str:
     return SHORTCUTS[name][0] if name in SHORTCUTS else name.replace("_", " ")
 
 
-def reading(axis: Axis, gate: bool, shortcuts: Iterable[str]) -> list[tuple[str, str]]:
+def reading(axis: Axis, gate: bool, shortcuts: Iterable[str], lens: str = "plain") -> list[tuple[str, str]]:
     """Terms and their meaning, those that this run needs."""
     step = "loop" if axis.looped else "layer"
+    through = {
+        "plain": "the model's own final norm and head (the logit lens).",
+        "tuned": "an affine map that was trained to make it say what the model says in the end, and then through the "
+        "model's own final norm and head (the tuned lens). The last depth has no such map.",
+    }
     found = [
         (
             "Hops and stories",
@@ -65,9 +70,7 @@ def reading(axis: Axis, gate: bool, shortcuts: Iterable[str]) -> list[tuple[str,
         ),
         (
             "Reading a depth",
-            f"At the position that predicts the answer, the state after a {step} is sent through the "
-            "model's own final norm "
-            "and head (the logit lens).",
+            f"At the position that predicts the answer, the state after a {step} is sent through {through[lens]}",
         ),
         (
             "Right",
