@@ -14,23 +14,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from depthprobe import analysis, depth, halting, lens, models, pipeline, report, runs, tables, tasks
+    from depthprobe import analysis, depth, effective, halting, lens, models, pipeline, report, runs, tables, tasks
     from depthprobe import training as training
     from depthprobe.depth import load
+    from depthprobe.effective import effective_depth
     from depthprobe.errors import UserError
     from depthprobe.pipeline import analyze
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "load", "analyze", "UserError", "tasks", "halting", "models", "depth", "lens", "training", "tables",
-    "analysis", "report", "runs", "pipeline", "__version__",
+    "load", "analyze", "effective_depth", "UserError", "tasks", "halting", "models", "depth", "lens", "effective",
+    "training", "tables", "analysis", "report", "runs", "pipeline", "__version__",
 ]  # fmt: skip
 
 #: name -> (module, attribute); a room is its own module and needs no entry
 _ATTRIBUTES = {
     "load": ("depthprobe.depth", "load"),
     "analyze": ("depthprobe.pipeline", "analyze"),
+    "effective_depth": ("depthprobe.effective", "effective_depth"),
     "UserError": ("depthprobe.errors", "UserError"),
 }
 _ROOMS = frozenset(__all__) - _ATTRIBUTES.keys() - {"__version__"}
