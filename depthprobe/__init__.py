@@ -15,9 +15,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from depthprobe import analysis, depth, halting, lens, models, pipeline, report, runs, tables, tasks
+    from depthprobe import analysis, depth, effective, halting, lens, models, pipeline, report, runs, tables, tasks
     from depthprobe import training as training
     from depthprobe.depth import load, wrap
+    from depthprobe.effective import effective_depth
     from depthprobe.errors import UserError
     from depthprobe.lens import logit_lens
     from depthprobe.pipeline import analyze
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "load", "wrap", "analyze", "logit_lens", "UserError", "tasks", "halting", "models", "depth", "lens", "training",
-    "tables", "analysis", "report", "runs", "pipeline", "__version__",
+    "load", "wrap", "analyze", "logit_lens", "effective_depth", "UserError", "tasks", "halting", "models", "depth", "lens",
+    "effective", "training", "tables", "analysis", "report", "runs", "pipeline", "__version__",
 ]  # fmt: skip
 
 #: name -> (module, attribute); a room is its own module and needs no entry
@@ -35,6 +36,7 @@ _ATTRIBUTES = {
     "wrap": ("depthprobe.depth", "wrap"),
     "logit_lens": ("depthprobe.lens", "logit_lens"),
     "analyze": ("depthprobe.pipeline", "analyze"),
+    "effective_depth": ("depthprobe.effective", "effective_depth"),
     "UserError": ("depthprobe.errors", "UserError"),
 }
 _ROOMS = frozenset(__all__) - _ATTRIBUTES.keys() - {"__version__"}
