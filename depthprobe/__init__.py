@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "load", "wrap", "analyze", "logit_lens", "effective_depth", "UserError", "tasks", "halting", "models", "depth", "lens",
-    "effective", "training", "tables", "analysis", "report", "runs", "pipeline", "__version__",
+    "load", "wrap", "analyze", "logit_lens", "effective_depth", "UserError", "tasks", "halting", "models", "depth",
+    "lens", "effective", "training", "tables", "analysis", "report", "runs", "pipeline", "__version__",
 ]  # fmt: skip
 
 #: name -> (module, attribute); a room is its own module and needs no entry
