@@ -19,6 +19,7 @@ from depthprobe.analysis.settling import GROUPS, settling_by_hops_table, settlin
 from depthprobe.analysis.slopes import MIN_CLUSTERS, differences_table, slopes_table
 from depthprobe.analysis.summary import summarise
 from depthprobe.analysis.whole import TABLES, analyse
+from depthprobe.analysis.windows import patching_tables, window_slopes_table, windows_table
 
 __all__ = [
     "GROUPS",
@@ -31,8 +32,11 @@ __all__ = [
     "exits_by_hops_table",
     "exits_table",
     "fixed_exits_table",
+    "patching_tables",
     "settling_by_hops_table",
     "settling_table",
     "slopes_table",
     "summarise",
+    "window_slopes_table",
+    "windows_table",
 ]

@@ -8,10 +8,10 @@ from depthprobe.patching.probe import DEFAULT_ROLES, DIRECTIONS, PATCHES, Plan, 
 from depthprobe.patching.result import PatchResult
 from depthprobe.patching.roles import ROLES, offsets, roles_of
 from depthprobe.patching.sites import SITES, SPANS, offered_sites, places
-from depthprobe.patching.table import TABLES, Cost, Work, part_cost, patching_rows, prepare_patching
+from depthprobe.patching.table import TABLES, Cost, Work, describe, part_cost, patching_rows, prepare_patching
 
 __all__ = [
     "DEFAULT_KINDS", "DEFAULT_ROLES", "DIRECTIONS", "PATCHES", "ROLES", "SITES", "SPANS", "TABLES", "Cost", "Pair",
-    "PatchResult", "Plan", "Subject", "Subjects", "Work", "causal_patch", "offered_sites", "offsets", "part_cost",
-    "patching_rows", "places", "prepare_patching", "probe", "roles_of", "subjects",
+    "PatchResult", "Plan", "Subject", "Subjects", "Work", "causal_patch", "describe", "offered_sites", "offsets",
+    "part_cost", "patching_rows", "places", "prepare_patching", "probe", "roles_of", "subjects",
 ]  # fmt: skip
