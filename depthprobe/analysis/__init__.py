@@ -29,6 +29,7 @@ from depthprobe.analysis.settling import GROUPS, settling_by_hops_table, settlin
 from depthprobe.analysis.slopes import MIN_CLUSTERS, differences_table, slopes_table
 from depthprobe.analysis.summary import summarise
 from depthprobe.analysis.whole import TABLES, analyse
+from depthprobe.analysis.windows import patching_tables, window_slopes_table, windows_table
 
 __all__ = [
     "EFFECTIVE_DEPTHS",
@@ -49,8 +50,11 @@ __all__ = [
     "exits_table",
     "fixed_exits_table",
     "item_depths",
+    "patching_tables",
     "settling_by_hops_table",
     "settling_table",
     "slopes_table",
     "summarise",
+    "window_slopes_table",
+    "windows_table",
 ]
