@@ -237,6 +237,112 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "high": pl.Float64(),
         "expected_depth": pl.Float64(),
     },
+    # one row per item, donor and changed place of one forward; without a position: all positions of the role at once
+    "patching": {
+        **_ITEM_KEYS,
+        "donor_kind": pl.String(),
+        "control": pl.Boolean(),  # the donor has the same answer
+        "hop": pl.Int32(),  # that the donor changes; null beside the chain
+        "direction": pl.String(),  # whose state goes into whose run: "donor_to_item" | "item_to_donor"
+        "kind": pl.String(),  # "set" | "zero" | "mean"
+        "span": pl.String(),  # "one": this loop alone | "window": of layers | "later": this and all later loops
+        "window": pl.Int32(),
+        "site": pl.String(),
+        "role": pl.String(),  # "changed_word" | "changed_fact" | "other_facts" | "question_names" | "last" | "all"
+        "position": pl.Int32(),
+        "n_positions": pl.Int32(),
+        "loop": pl.Int32(),
+        "layer": pl.Int32(),
+        "depth": pl.Int32(),
+        "both_right": pl.Boolean(),  # the model is right on both stories
+        **dict.fromkeys(("ld_clean", "ld_donor", "ld_patched"), pl.Float32()),  # answer against donor's, whole answers
+        "effect": pl.Float32(),  # (ld_clean - ld_patched) / (ld_clean - ld_donor): 1 is the donor's answer
+        "p_answer": pl.Float32(),
+        "p_donor": pl.Float32(),
+        "flip": pl.Boolean(),  # the best candidate changes from the answer to the donor's
+    },
+    # one row per item, role whose tokens the last one may not look at, and first layer of the window
+    "knockout": {
+        **_ITEM_KEYS,
+        "role": pl.String(),
+        "loop": pl.Int32(),
+        "layer": pl.Int32(),
+        "depth": pl.Int32(),
+        "window": pl.Int32(),
+        **dict.fromkeys(("ld_clean", "ld_cut", "logprob_clean", "logprob_cut", "p_answer"), pl.Float32()),
+        "correct": pl.Boolean(),
+        "flip": pl.Boolean(),
+    },
+    # where an item's normalised effect crosses one half; pairs of donors that change the answer, both right
+    "windows": {
+        **_ITEM_KEYS,
+        "end": pl.String(),  # "source": the changed word | "destination": the last token
+        "site": pl.String(),
+        "depth_crossed": pl.Float32(),  # linear between depths; null: censored
+        "relative": pl.Float32(),
+        "loop_crossed": pl.Float32(),
+        "area": pl.Float32(),  # under the clipped curve, over relative depth
+        "censored": pl.Boolean(),
+        "monotone": pl.Boolean(),
+        "effect_first": pl.Float32(),
+        "effect_last": pl.Float32(),
+    },
+    "patching_by_role": {
+        "task": pl.String(),
+        "hops": pl.Int32(),  # null: all
+        "donor_kind": pl.String(),
+        "control": pl.Boolean(),
+        "direction": pl.String(),
+        "kind": pl.String(),
+        "span": pl.String(),
+        "site": pl.String(),
+        "role": pl.String(),
+        "depth": pl.Int32(),
+        **dict.fromkeys(("effect", "low", "high", "flip"), pl.Float64()),
+        "n_items": pl.Int64(),
+        "n_clusters": pl.Int64(),
+    },
+    # change per hop of a quantity of `windows`; refused as in `slopes`
+    "window_slopes": {
+        "task": pl.String(),
+        "quantity": pl.String(),
+        **dict.fromkeys(("slope", "low", "high"), pl.Float64()),
+        **dict.fromkeys(("n_items", "n_stories", "n_clusters"), pl.Int64()),
+        "reason": pl.String(),
+        "share_censored": pl.Float64(),
+        "share_nonmonotone": pl.Float64(),
+        "n_pairs": pl.Int64(),
+    },
+    "knockout_by_depth": {
+        "task": pl.String(),
+        "hops": pl.Int32(),  # null: all
+        "role": pl.String(),
+        "depth": pl.Int32(),
+        "window": pl.Int32(),
+        **dict.fromkeys(("drop", "low", "high", "accuracy"), pl.Float64()),  # drop: of the answer's log-probability
+        "n": pl.Int64(),
+    },
+    # one row per item and layer, and per whole loop (site "loop"): what it adds, and what skipping it does
+    "effective": {
+        **_ITEM_KEYS,
+        "loop": pl.Int32(),
+        "layer": pl.Int32(),
+        "site": pl.String(),
+        "depth": pl.Int32(),
+        **dict.fromkeys(("contribution", "cosine", "contribution_all", "cosine_all"), pl.Float32()),
+        **dict.fromkeys(("skip_kl", "skip_top5", "skip_logprob"), pl.Float32()),
+        "skip_correct": pl.Boolean(),
+        **dict.fromkeys(("later_same", "later_others", "lens_kl", "lens_top5"), pl.Float32()),
+    },
+    "effective_by_hops": {
+        "task": pl.String(),
+        "hops": pl.Int32(),
+        "site": pl.String(),
+        "depth": pl.Int32(),
+        "quantity": pl.String(),
+        **dict.fromkeys(("mean", "low", "high"), pl.Float64()),
+        "n": pl.Int64(),
+    },
 }
 
 #: Columns that may be null; a null anywhere else is an error of the writer.
@@ -270,6 +376,14 @@ NULLABLE: dict[str, frozenset[str]] = {
     "exits": frozenset({"low", "high", "gain_low", "gain_high"}),
     "fixed_exits": frozenset({"low", "high"}),
     "exits_by_hops": frozenset({"low", "high"}),
+    "patching": frozenset({"hop", "position", "ld_donor", "effect"}),
+    "knockout": frozenset({"ld_clean", "ld_cut"}),
+    "windows": frozenset({"depth_crossed", "relative", "loop_crossed", "area", "effect_first", "effect_last"}),
+    "patching_by_role": frozenset({"hops", "effect", "low", "high"}),
+    "window_slopes": frozenset({"slope", "low", "high", "reason", "share_censored", "share_nonmonotone"}),
+    "knockout_by_depth": frozenset({"hops", "low", "high"}),
+    "effective": frozenset({"later_same", "later_others"}),
+    "effective_by_hops": frozenset({"low", "high"}),
 }
 
 
