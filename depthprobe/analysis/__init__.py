@@ -13,6 +13,7 @@ chains; else the story) as the unit that was drawn.
 from __future__ import annotations
 
 from depthprobe.analysis.accuracy import accuracy_table
+from depthprobe.analysis.centres import centres, means_by_hops, slope_of
 from depthprobe.analysis.exits import exits_by_hops_table, exits_table, fixed_exits_table
 from depthprobe.analysis.grid import DepthGrid
 from depthprobe.analysis.settling import GROUPS, settling_by_hops_table, settling_table
@@ -27,12 +28,15 @@ __all__ = [
     "DepthGrid",
     "accuracy_table",
     "analyse",
+    "centres",
     "differences_table",
     "exits_by_hops_table",
     "exits_table",
     "fixed_exits_table",
+    "means_by_hops",
     "settling_by_hops_table",
     "settling_table",
+    "slope_of",
     "slopes_table",
     "summarise",
 ]
