@@ -14,23 +14,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from depthprobe import analysis, depth, halting, lens, models, pipeline, report, runs, tables, tasks
+    from depthprobe import analysis, depth, halting, lens, models, patching, pipeline, report, runs, tables, tasks
     from depthprobe import training as training
     from depthprobe.depth import load
     from depthprobe.errors import UserError
+    from depthprobe.patching import causal_patch
     from depthprobe.pipeline import analyze
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "load", "analyze", "UserError", "tasks", "halting", "models", "depth", "lens", "training", "tables",
-    "analysis", "report", "runs", "pipeline", "__version__",
+    "load", "analyze", "causal_patch", "UserError", "tasks", "halting", "models", "depth", "lens", "patching",
+    "training", "tables", "analysis", "report", "runs", "pipeline", "__version__",
 ]  # fmt: skip
 
 #: name -> (module, attribute); a room is its own module and needs no entry
 _ATTRIBUTES = {
     "load": ("depthprobe.depth", "load"),
     "analyze": ("depthprobe.pipeline", "analyze"),
+    "causal_patch": ("depthprobe.patching", "causal_patch"),
     "UserError": ("depthprobe.errors", "UserError"),
 }
 _ROOMS = frozenset(__all__) - _ATTRIBUTES.keys() - {"__version__"}

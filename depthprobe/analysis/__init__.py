@@ -20,6 +20,7 @@ from depthprobe.analysis.settling import GROUPS, settling_by_hops_table, settlin
 from depthprobe.analysis.slopes import MIN_CLUSTERS, differences_table, slopes_table
 from depthprobe.analysis.summary import summarise
 from depthprobe.analysis.whole import TABLES, analyse
+from depthprobe.analysis.windows import patching_tables, window_slopes_table, windows_table
 
 __all__ = [
     "GROUPS",
@@ -34,9 +35,12 @@ __all__ = [
     "exits_table",
     "fixed_exits_table",
     "means_by_hops",
+    "patching_tables",
     "settling_by_hops_table",
     "settling_table",
     "slope_of",
     "slopes_table",
     "summarise",
+    "window_slopes_table",
+    "windows_table",
 ]

@@ -17,7 +17,7 @@ import polars as pl
 
 from depthprobe.analysis.bootstrap import mean_interval
 from depthprobe.analysis.grid import with_clusters
-from depthprobe.analysis.slopes import slope_row
+from depthprobe.analysis.slopes import paired_slope
 
 __all__ = ["centres", "means_by_hops", "slope_of"]
 
@@ -51,7 +51,7 @@ def slope_of(rows: pl.DataFrame, quantity: str, *, seed: int = 0, resamples: int
     Returns:
         slope, low, high, n_clusters, n_stories, n_items and reason, as a row of the table `slopes` has them.
     """
-    return slope_row(with_clusters(rows).filter(pl.col(quantity).is_not_null()), quantity, seed, resamples)
+    return paired_slope(with_clusters(rows).filter(pl.col(quantity).is_not_null()), quantity, seed, resamples)
 
 
 def means_by_hops(rows: pl.DataFrame, quantity: str, *, seed: int = 0, resamples: int = 2000) -> list[dict[str, Any]]:

@@ -18,11 +18,13 @@ from typing import Any
 from depthprobe.errors import UserError
 from depthprobe.tasks.splits import HASHED_RELATIONS
 
-__all__ = ["DEFAULT_SEED", "AnalyzeConfig", "parse_hops", "read_config"]
+__all__ = ["DEFAULT_SEED", "AnalyzeConfig", "parse_bytes", "parse_hops", "read_config"]
 
 TASKS = ("kinship", "follow")
 SPLITS = ("heldout", "train", "any")
 BOS = ("tokenizer", "always", "never")  # `lens.targets.BOS`, which would import torch
+NAMES = ("lens", "patching")  # of probes: the lens, and `probes.PROBES`
+SITES = ("resid_pre", "resid_post", "attn_out", "mlp_out", "loop_state")  # `patching.SITES`, likewise
 MOST_HOPS = 8
 
 #: The recipes of our own models count their seeds from 0. Stories of another seed come from other families.
@@ -65,6 +67,9 @@ class AnalyzeConfig:
         chat: put prompts through the tokenizer's chat template.
         browse: items that the report's browser shows token by token, 0 for none; None: all that can be read
             cheaply (`lens.tokens`).
+        probes: what is measured: the lens, always, and what stands beside it.
+        patch_items: stories of each task that are patched, at every hop count.
+        sites: where they are patched.
     """
 
     model: str = "follow-demo"
@@ -87,6 +92,9 @@ class AnalyzeConfig:
     bos: str = "tokenizer"
     chat: bool = False
     browse: int | None = None
+    probes: tuple[str, ...] = ("lens",)
+    patch_items: int = 8
+    sites: tuple[str, ...] = ("resid_post",)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> AnalyzeConfig:
@@ -120,6 +128,12 @@ class AnalyzeConfig:
                 remedy = f"ask for {HASHED_RELATIONS} hops or more too, or for --split any"
                 raise UserError(what, where="--split heldout", remedy=remedy)
             values.setdefault("split", "any")
+        if "patching" not in values.get("probes", cls.probes):
+            for name in ("patch_items", "sites"):
+                if name in values:
+                    option = name.replace("_", "-")
+                    what = f"--{option} says nothing without the patching probe"
+                    raise UserError(what, remedy="ask for --probes lens,patching, or leave it out")
         return cls(**values)
 
     def as_dict(self) -> dict[str, Any]:
@@ -185,7 +199,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         if (before := first.setdefault(name, line)) != line:
             what = f"option '{name}' stands there twice"
             raise UserError(what, where=f"{path}, lines {before} and {line}", remedy="keep one of them")
-    known = {field.name for field in fields(AnalyzeConfig)} | {"out"}
+    known = {field.name for field in fields(AnalyzeConfig)} | {"out", "max_memory"}
     options: dict[str, Any] = {}
     for key, value in found.items():
         name = str(key).replace("-", "_")
@@ -241,6 +255,37 @@ def _tasks(name: str, value: Any) -> tuple[str, ...]:
     return tuple(task for task in TASKS if task in asked)
 
 
+def _several(known: tuple[str, ...], first: str | None = None) -> Callable[[str, Any], tuple[str, ...]]:
+    """Names, in one order, however often and in whatever order asked; `first` is to be among them."""
+
+    def read(name: str, value: Any) -> tuple[str, ...]:
+        asked = value.split(",") if isinstance(value, str) else value
+        if not isinstance(asked, (list, tuple)) or not asked or not all(isinstance(one, str) for one in asked):
+            raise UserError(f"{name} is to name one or more, got {value!r}", remedy=f"of {', '.join(known)}")
+        names = [one.strip() for one in asked]
+        for one in names:
+            _one_of(known)(name, one)
+        if first is not None and first not in names:
+            what = f"{name}: '{first}' is missing, which the report and every other probe stand on"
+            raise UserError(what, remedy=f"ask for {','.join([first, *names])}")
+        return tuple(one for one in known if one in names)
+
+    return read
+
+
+def parse_bytes(text: str | int) -> int:
+    """ "512M", "2GiB" or a number of bytes → bytes; K, M, G and T are powers of 1024.
+
+    Raises:
+        UserError: anything else, or less than 1 MiB.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), re.IGNORECASE)
+    found = 0 if match is None else int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+    if found < 1 << 20:
+        raise UserError(f"'{text}' is no amount of memory from 1 MiB on", remedy="e.g. --max-memory 2GiB")
+    return found
+
+
 def _hops(name: str, value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         return parse_hops(value)
@@ -271,4 +316,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "bos": _one_of(BOS),
     "chat": _flag,
     "browse": _whole(0),
+    "probes": _several(NAMES, "lens"),
+    "patch_items": _whole(1),
+    "sites": _several(SITES),
 }

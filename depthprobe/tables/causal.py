@@ -1,0 +1,175 @@
+"""Schemas of causal patching, attention knock-out and effective depth, and of what analysis makes of them.
+
+`depth` is the index on the model's axis; of a site beside the axis, that of its layer's resid_post. Rows of the sweep
+"resid_post" begin with the embedding, at depth 0 of loop 0 and layer 0.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from depthprobe.tables.reading import ITEM_KEYS
+
+__all__ = ["NULLABLE", "SCHEMAS"]
+
+_PLACE: dict[str, pl.DataType] = {"loop": pl.Int32(), "layer": pl.Int32(), "depth": pl.Int32()}
+
+#: Which sweep a row belongs to.
+_SWEEP: dict[str, pl.DataType] = {
+    "donor_kind": pl.String(),  # "relation" | "name" | controls: "distractor" | "distractor_name" | "same_answer"
+    "control": pl.Boolean(),  # what was changed does not change the answer
+    # whose states go into whose run: "donor_to_item" | "item_to_donor"
+    "direction": pl.String(),
+    "kind": pl.String(),  # "set": the other run's states | "zero" | "mean"
+    "span": pl.String(),  # "one": this depth alone | "window": so many layers from here | "later": all later loops too
+    "site": pl.String(),  # "resid_pre" | "resid_post" | "attn_out" | "mlp_out" | "loop_state"
+    "role": pl.String(),  # "changed_word" | "changed_fact" | "other_facts" | "question_names" | "last" | "all"
+}
+
+_INTERVAL: dict[str, pl.DataType] = {"low": pl.Float64(), "high": pl.Float64()}
+
+SCHEMAS: dict[str, dict[str, pl.DataType]] = {
+    # a pair of stories that differ in one word: an item and its donor
+    "donors": {
+        **ITEM_KEYS,
+        "donor_kind": pl.String(),
+        "control": pl.Boolean(),
+        "donor": pl.String(),  # id of the donor's item
+        "hop": pl.Int32(),  # of the changed fact; null beside the chain
+        "before": pl.String(),  # the word that differs, in the item and in the donor
+        "after": pl.String(),
+        "answer": pl.String(),  # the item's
+        "donor_answer": pl.String(),  # what it is measured against; of a control that of the item's real donor
+        "text": pl.String(),  # the donor's prompt
+        "tokens": pl.List(pl.String()),  # of the item's prompt, with BOS if there is one
+        "roles": pl.List(pl.String()),  # of each token: a role, or "" where it has none
+        "item_right": pl.Boolean(),
+        "donor_right": pl.Boolean(),
+    },
+    "patching": {
+        **ITEM_KEYS,
+        **_SWEEP,
+        "hop": pl.Int32(),  # of the changed fact; null beside the chain
+        "window": pl.Int32(),  # coordinates that were patched together
+        "position": pl.Int32(),  # a single token; null: all tokens of the role at once
+        "n_positions": pl.Int32(),
+        **_PLACE,
+        "both_right": pl.Boolean(),  # the model answers both stories right
+        # log p(own answer) − log p(the other's answer), whole answers teacher-forced, in the run that is patched
+        "ld_clean": pl.Float32(),
+        "ld_donor": pl.Float32(),  # the same contrast in the run that the states come from
+        "ld_patched": pl.Float32(),
+        "effect": pl.Float32(),  # (clean − patched) / (clean − donor): 0 nothing moved, 1 the other's answer
+        "p_answer": pl.Float32(),  # of the run that is patched, after patching; whole answer
+        "p_donor": pl.Float32(),
+        "flip": pl.Boolean(),  # the best candidate was the answer and is now the donor's
+    },
+    # attention from the last token to a role's tokens cut in some layers
+    "knockout": {
+        **ITEM_KEYS,
+        "role": pl.String(),
+        **_PLACE,  # the first layer of the window
+        "window": pl.Int32(),
+        "ld_clean": pl.Float32(),
+        "ld_cut": pl.Float32(),
+        "logprob_clean": pl.Float32(),  # of the whole answer
+        "logprob_cut": pl.Float32(),
+        "p_answer": pl.Float32(),  # after the cut
+        "correct": pl.Boolean(),  # after the cut the answer is the best candidate
+        "flip": pl.Boolean(),  # it was before and is no longer
+    },
+    # where information leaves the changed word ("source") and reaches the last token ("destination")
+    "windows": {
+        **ITEM_KEYS,
+        "end": pl.String(),
+        "site": pl.String(),
+        "depth_crossed": pl.Float32(),  # where the effect first crosses one half, linear between depths; null: censored
+        "relative": pl.Float32(),  # the same as a share of the model's depth
+        "loop_crossed": pl.Float32(),  # the same in loops, read at their ends; null without loops
+        "area": pl.Float32(),  # under the effect clipped to 0 … 1, over the depths that were swept as 0 … 1
+        "censored": pl.Boolean(),
+        "monotone": pl.Boolean(),
+        "effect_first": pl.Float32(),
+        "effect_last": pl.Float32(),
+    },
+    "patching_by_role": {
+        "task": pl.String(),
+        "hops": pl.Int32(),  # null: all
+        **_SWEEP,
+        "depth": pl.Int32(),
+        "effect": pl.Float64(),
+        **_INTERVAL,
+        "flip": pl.Float64(),
+        "n_items": pl.Int64(),
+        "n_clusters": pl.Int64(),
+    },
+    "window_slopes": {
+        "task": pl.String(),
+        # source_crossed, destination_crossed, source_area, destination_area; *_crossed_relative and *_crossed_loop
+        "quantity": pl.String(),
+        "slope": pl.Float64(),
+        **_INTERVAL,
+        "n_items": pl.Int64(),
+        "n_stories": pl.Int64(),
+        "n_clusters": pl.Int64(),
+        "reason": pl.String(),  # why there is no slope; null where there is one
+        "share_censored": pl.Float64(),
+        "share_nonmonotone": pl.Float64(),
+        "n_pairs": pl.Int64(),  # both stories right, control donors left out
+    },
+    "knockout_by_depth": {
+        "task": pl.String(),
+        "hops": pl.Int32(),  # null: all
+        "role": pl.String(),
+        "depth": pl.Int32(),
+        "window": pl.Int32(),
+        "drop": pl.Float64(),  # of the answer's log-probability
+        **_INTERVAL,
+        "accuracy": pl.Float64(),  # after the cut
+        "n": pl.Int64(),
+    },
+    # each layer, and each whole loop under the site "loop"; Δ is what it adds to the residual h that it reads
+    "effective": {
+        **ITEM_KEYS,
+        "loop": pl.Int32(),
+        "layer": pl.Int32(),
+        "site": pl.String(),
+        "depth": pl.Int32(),
+        "contribution": pl.Float32(),  # ‖Δ‖ / ‖h‖ at the position that predicts the answer
+        "cosine": pl.Float32(),  # of Δ with h there
+        "contribution_all": pl.Float32(),  # the mean over the other positions
+        "cosine_all": pl.Float32(),
+        "skip_kl": pl.Float32(),  # KL(final ‖ final without it) there
+        "skip_top5": pl.Float32(),  # share of the five best tokens that stay, 0 … 1
+        "skip_logprob": pl.Float32(),  # of the answer without it
+        "skip_correct": pl.Boolean(),
+        # relative change of what later layers add: at the token where alone it is skipped, and at later tokens when
+        # it is skipped at earlier ones alone (2505.13898); null behind the last
+        "later_same": pl.Float32(),
+        "later_others": pl.Float32(),
+        "lens_kl": pl.Float32(),  # KL(final ‖ plain lens there)
+        "lens_top5": pl.Float32(),
+    },
+    "effective_by_hops": {
+        "task": pl.String(),
+        "hops": pl.Int32(),
+        "site": pl.String(),
+        "depth": pl.Int32(),
+        "quantity": pl.String(),
+        "mean": pl.Float64(),
+        **_INTERVAL,
+        "n": pl.Int64(),
+    },
+}
+
+NULLABLE: dict[str, frozenset[str]] = {
+    "donors": frozenset({"hop"}),
+    "patching": frozenset({"hop", "position", "effect"}),  # no effect where both runs say the same
+    "knockout": frozenset(),
+    "windows": frozenset({"depth_crossed", "relative", "loop_crossed"}),
+    "patching_by_role": frozenset({"hops", "low", "high"}),
+    "window_slopes": frozenset({"slope", "low", "high", "reason", "share_censored", "share_nonmonotone"}),
+    "knockout_by_depth": frozenset({"hops", "low", "high"}),
+    "effective": frozenset({"later_same", "later_others"}),
+    "effective_by_hops": frozenset({"low", "high"}),
+}
