@@ -14,9 +14,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from depthprobe import analysis, depth, halting, lens, models, patching, pipeline, report, runs, tables, tasks
+    from depthprobe import (
+        analysis, depth, effective, halting, lens, models, patching, pipeline, report, runs, tables, tasks,
+    )  # fmt: skip
     from depthprobe import training as training
     from depthprobe.depth import load
+    from depthprobe.effective import effective_depth
     from depthprobe.errors import UserError
     from depthprobe.patching import causal_patch
     from depthprobe.pipeline import analyze
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "load", "analyze", "causal_patch", "UserError", "tasks", "halting", "models", "depth", "lens", "patching",
+    "load", "analyze", "causal_patch", "effective_depth", "UserError", "tasks", "halting", "models", "depth", "lens",
+    "patching", "effective",
     "training", "tables", "analysis", "report", "runs", "pipeline", "__version__",
 ]  # fmt: skip
 
@@ -33,6 +37,7 @@ _ATTRIBUTES = {
     "load": ("depthprobe.depth", "load"),
     "analyze": ("depthprobe.pipeline", "analyze"),
     "causal_patch": ("depthprobe.patching", "causal_patch"),
+    "effective_depth": ("depthprobe.effective", "effective_depth"),
     "UserError": ("depthprobe.errors", "UserError"),
 }
 _ROOMS = frozenset(__all__) - _ATTRIBUTES.keys() - {"__version__"}

@@ -15,9 +15,9 @@ from depthprobe.report.blocks import Block, Chip
 from depthprobe.report.data import Run, Task
 from depthprobe.report.figures import Grid
 from depthprobe.report.palette import hop_token
-from depthprobe.report.text import count, interval, missing, number, percent, signed
+from depthprobe.report.text import count, interval, missing, percent, percent_interval, signed
 
-__all__ = ["causal_blocks", "quantity_name", "window_change", "window_name"]
+__all__ = ["causal_blocks", "quantity_name", "quantity_rise", "says", "window_change", "window_name"]
 
 
 def causal_blocks(run: Run, task: Task) -> tuple[Block, ...]:
@@ -76,6 +76,8 @@ def window_name(task: Task, quantity: str) -> str:
     """A quantity of `window_slopes` with its unit."""
     stem = quantity.removesuffix("_relative")
     name = _WINDOWS.get(stem, stem.replace("_", " "))
+    if quantity.endswith("_crossed_loop"):
+        return f"{_WINDOWS.get(stem.removesuffix('_loop'), stem)}, loops"
     share = quantity.endswith("_relative") or stem.endswith("_area")
     return f"{name}, {'% of the depth' if share else task.step}"
 
@@ -152,15 +154,22 @@ def _knockout(task: Task) -> Block | None:
 
 # -- effective depth ---------------------------------------------------------------------------------------------------
 
+#: quantity of `effective_slopes` -> what it is, in words, and what a rise of it is called
 _QUANTITIES = {
-    "contribution_centre": "centre of the contributions",
-    "skip_centre": "centre of what skipping does",
+    "half_depth": ("half of what skipping does lies before", "later"),
+    "half_later": ("half of what later layers owe earlier tokens lies before", "later"),
+    "used_share": ("share of the layers whose skip shows", "more"),
 }
 
 
 def quantity_name(quantity: str) -> str:
     """A quantity of `effective_slopes` in words."""
-    return _QUANTITIES.get(quantity, quantity.replace("_", " "))
+    return _QUANTITIES[quantity][0] if quantity in _QUANTITIES else quantity.replace("_", " ")
+
+
+def quantity_rise(quantity: str) -> str:
+    """What a rise of it is called."""
+    return _QUANTITIES.get(quantity, ("", "later"))[1]
 
 
 def _effective(run: Run, task: Task) -> tuple[Block, ...]:
@@ -203,7 +212,8 @@ def _effective(run: Run, task: Task) -> tuple[Block, ...]:
         blocks.append(
             Block(
                 "How much of its depth does it use?",
-                "Single numbers for each question, averaged at each hop count, with 95 % intervals.",
+                "Numbers for each question, as shares of the layers that run (those of all loops), averaged at each hop "
+                "count, with 95 % intervals.",
                 table=table,
                 table_title="Effective depth by hops",
             )
@@ -220,7 +230,10 @@ def _depths(task: Task) -> Grid | None:
 
     def shown(k: int, name: str) -> str:
         row = cell.get((k, name))
-        return "–" if row is None else f"{number(row['mean'])} ({interval(row['low'], row['high'])}; {row['n_items']})"
+        if row is None or missing(row["mean"]):
+            return "–"
+        bounds = percent_interval(row["low"], row["high"])
+        return f"{percent(row['mean'])} ({bounds}; {count(row['n_items'], 'question')})"
 
     rows = tuple((f"k = {k}", *(shown(k, name) for name in names)) for k in task.hops)
     slopes = {row["quantity"]: row for row in task.effective_slopes.iter_rows(named=True)}
@@ -230,8 +243,9 @@ def _depths(task: Task) -> Grid | None:
 
 
 def _slope(row: dict[str, Any] | None) -> str:
+    """In points of the depth."""
     if row is None:
         return "–"
     if missing(row["slope"]):
         return row["reason"] or "–"
-    return f"{signed(row['slope'])} ({interval(row['low'], row['high'])})"
+    return f"{signed(100 * row['slope'], 1)} points ({interval(100 * row['low'], 100 * row['high'], 1)})"

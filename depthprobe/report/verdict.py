@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from depthprobe.analysis import centres, slope_of
-from depthprobe.report.causal import quantity_name, says
+from depthprobe.report.causal import quantity_name, quantity_rise, says
 from depthprobe.report.data import Task
 from depthprobe.report.text import count, interval, missing, percent, signed
 
@@ -37,6 +37,7 @@ class Measure:
         row: slope, low, high, n_stories, n_clusters and reason, as in the table `slopes`.
         note: what else must be said of it.
         source: the table behind it.
+        rise: what a rise is called: "later", or "more" of the depth.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Measure:
     row: dict[str, Any]
     note: str
     source: str
+    rise: str = "later"
 
     @property
     def says(self) -> str:
@@ -120,12 +122,12 @@ def measures(task: Task, settling: tuple[str, str]) -> list[Measure]:
         found.append(Measure("Exit of the gate", "the gate", READ, "loops", row, "", "slopes"))
     slopes = {row["quantity"]: row for row in task.window_slopes.iter_rows(named=True)}
     for end, where in (("destination", "last token decides from"), ("source", "changed word decides until")):
-        row = slopes.get(f"{end}_crossed")
+        # in loops where there are any: a readout within a loop is a step of its own on the axis
+        in_loops = slopes.get(f"{end}_crossed_loop")
+        row, unit = (in_loops, "loops") if in_loops is not None else (slopes.get(f"{end}_crossed"), task.step)
         if row is not None:
-            words = f"the patching window's {end}"
-            found.append(
-                Measure(f"Patching: {where}", words, "patching", task.step, row, _window_note(row), "window_slopes")
-            )
+            words, note = f"the patching window's {end}", _window_note(row)
+            found.append(Measure(f"Patching: {where}", words, "patching", unit, row, note, "window_slopes"))
     row = _knockout(task)
     if row is not None:
         note = f"of {count(row['n_asked'], 'question')}, {row['n_items']} have any"
@@ -133,9 +135,12 @@ def measures(task: Task, settling: tuple[str, str]) -> list[Measure]:
             Measure("Knock-out: centre of the harm", "knock-out", "cutting attention", task.step, row, note, "knockout")
         )
     for row in task.effective_slopes.iter_rows(named=True):
-        name = quantity_name(row["quantity"])
-        unit = "of the depth" if row["quantity"].endswith("_relative") else task.step
-        found.append(Measure(f"Effective depth: {name}", name, "skipping layers", unit, row, "", "effective_slopes"))
+        name, rise = quantity_name(row["quantity"]), quantity_rise(row["quantity"])
+        points = {key: None if missing(row[key]) else 100 * row[key] for key in ("slope", "low", "high")}
+        found.append(
+            Measure(f"Effective depth: {name}", f"“{name}”", "skipping layers", "% of the layers", row | points, "",
+                    "effective_slopes", rise)
+        )  # fmt: skip
     return found
 
 
@@ -163,7 +168,10 @@ def _knockout(task: Task) -> dict[str, Any] | None:
 def _says(one: Measure) -> str:
     if one.says == "not told":
         return f"not told: {one.row['reason']}" if one.row["reason"] else "not told"
-    return one.says if one.says.startswith("no") else f"{one.says} with more hops"
+    if one.says.startswith("no"):
+        return one.says
+    falls = {"later": "earlier", "more": "less"}[one.rise]
+    return f"{one.rise if one.says == 'later' else falls} with more hops"
 
 
 def _lead(found: Sequence[Measure], task: Task, name: str) -> str:

@@ -128,37 +128,65 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "accuracy": pl.Float64(),  # after the cut
         "n": pl.Int64(),
     },
-    # each layer, and each whole loop under the site "loop"; Δ is what it adds to the residual h that it reads
+    # one row per item and part of the model that can be left out, read at the position that predicts the answer: every
+    # layer (site "resid_post") and, of a looped model, every whole loop (site "loop", at the depth where it ends)
     "effective": {
         **ITEM_KEYS,
+        "depth": pl.Int32(),
         "loop": pl.Int32(),
         "layer": pl.Int32(),
         "site": pl.String(),
-        "depth": pl.Int32(),
-        "contribution": pl.Float32(),  # ‖Δ‖ / ‖h‖ at the position that predicts the answer
-        "cosine": pl.Float32(),  # of Δ with h there
-        "contribution_all": pl.Float32(),  # the mean over the other positions
+        "contribution": pl.Float32(),  # ‖Δ‖ / ‖h‖: what the part adds to what it got
+        "cosine": pl.Float32(),  # of Δ and h; 0 where either is 0
+        "contribution_all": pl.Float32(),  # the same two, averaged over the tokens of the prompt
         "cosine_all": pl.Float32(),
-        "skip_kl": pl.Float32(),  # KL(final ‖ final without it) there
-        "skip_top5": pl.Float32(),  # share of the five best tokens that stay, 0 … 1
-        "skip_logprob": pl.Float32(),  # of the answer without it
-        "skip_correct": pl.Boolean(),
-        # relative change of what later layers add: at the token where alone it is skipped, and at later tokens when
-        # it is skipped at earlier ones alone (2505.13898); null behind the last
+        "skip_kl": pl.Float32(),  # KL(final ‖ final with the part skipped at all tokens), nats
+        "skip_top5": pl.Float32(),  # share of the best 5 tokens that both have
+        "skip_logprob": pl.Float32(),  # of the whole answer, teacher-forced, with the part skipped
+        "skip_correct": pl.Boolean(),  # the answer is still the best candidate
+        # relative change of later layers' contributions at this token, averaged over those layers: with the part
+        # skipped at this token alone, and at the tokens before it alone; null where no layer (or no token) is left
         "later_same": pl.Float32(),
         "later_others": pl.Float32(),
-        "lens_kl": pl.Float32(),  # KL(final ‖ plain lens there)
+        "lens_kl": pl.Float32(),  # KL(final ‖ plain lens behind the part)
         "lens_top5": pl.Float32(),
     },
+    # the mean of a column of `effective` at one hop count and depth
     "effective_by_hops": {
         "task": pl.String(),
         "hops": pl.Int32(),
-        "site": pl.String(),
         "depth": pl.Int32(),
+        "loop": pl.Int32(),
+        "layer": pl.Int32(),
+        "site": pl.String(),
         "quantity": pl.String(),
         "mean": pl.Float64(),
-        **_INTERVAL,
-        "n": pl.Int64(),
+        "low": pl.Float64(),
+        "high": pl.Float64(),
+        "n": pl.Int64(),  # items that have it
+    },
+    # the mean of one number an item about its whole depth (analysis/effective.py says which) at one hop count
+    "effective_depths": {
+        "task": pl.String(),
+        "hops": pl.Int32(),
+        "quantity": pl.String(),
+        "mean": pl.Float64(),
+        "low": pl.Float64(),
+        "high": pl.Float64(),
+        "n_items": pl.Int64(),
+        "n_clusters": pl.Int64(),
+    },
+    # change of such a number per hop, paired by story; columns as in `slopes`
+    "effective_slopes": {
+        "task": pl.String(),
+        "quantity": pl.String(),
+        "slope": pl.Float64(),
+        "low": pl.Float64(),
+        "high": pl.Float64(),
+        "n_clusters": pl.Int64(),
+        "n_stories": pl.Int64(),
+        "n_items": pl.Int64(),
+        "reason": pl.String(),
     },
 }
 
@@ -172,4 +200,6 @@ NULLABLE: dict[str, frozenset[str]] = {
     "knockout_by_depth": frozenset({"hops", "low", "high"}),
     "effective": frozenset({"later_same", "later_others"}),
     "effective_by_hops": frozenset({"low", "high"}),
+    "effective_depths": frozenset({"low", "high"}),
+    "effective_slopes": frozenset({"slope", "low", "high", "reason"}),
 }

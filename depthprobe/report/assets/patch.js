@@ -5,7 +5,7 @@
   const NOTHING = 65535; // an effect that is not told, or a place where nothing was run
   const REACH = 4; // effects are packed from -REACH to REACH
 
-  const two = (value) => (value == null ? "–" : `${value < -0.004 ? "−" : ""}${Math.abs(value).toFixed(2)}`);
+  const two = (value) => (value == null ? "–" : value.toFixed(2).replace(/^-(?=0\.00$)/, "").replace("-", "−"));
 
   /** The ways in which a question was patched: [[its number among item.patches, its words], …]. */
   const waysOf = (item, data) => item.patches.map((patch, number) => [number, data.ways[patch.way].words]);
