@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from depthprobe import (
-        analysis, depth, effective, halting, lens, models, patching, pipeline, report, runs, tables, tasks,
+        analysis,
+        depth,
+        effective,
+        halting,
+        lens,
+        models,
+        patching,
+        pipeline,
+        report,
+        runs,
+        tables,
+        tasks,
     )  # fmt: skip
     from depthprobe import training as training
     from depthprobe.depth import load

@@ -235,7 +235,8 @@ def _by_depth(
         else:
             bounds = tuple(bound[number] for bound in means)
         mean, low, high = (None if np.isnan(bound) else float(bound) for bound in bounds)
-        row: dict[str, object] = {**about, "depth": depth, _MEANS[value]: mean, "low": low, "high": high, _MEANS[share]: shares[depth]}
+        row: dict[str, object] = {**about, "depth": depth, _MEANS[value]: mean, "low": low, "high": high}
+        row[_MEANS[share]] = shares[depth]
         counts: dict[str, object] = {"n_items": int(there.sum()), "n_clusters": len(np.unique(groups[there]))}
         rows.append(row | (counts if name == "patching_by_role" else {"n": counts["n_items"]}))
     return tables.conform(name, rows)

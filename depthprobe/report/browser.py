@@ -104,6 +104,9 @@ def build(run: Run, limit: Limit = None) -> Browser:
     axes: list[list[int]] = header["axes"]
     for row in header["items"]:
         row["patches"] = [_on_axis(own, axes) for own in patches.of.get(row["id"], [])]
+        if row["id"] in patches.tokens:
+            row["prompt"] = patches.tokens[row["id"]]
+            row["prompt_facts"] = roles_of_tokens(row["text"], row["prompt"], row["facts"])
     header |= {"ways": patches.ways, "patched": len(planes)}
     planes += patches.planes
     roles = {fact["role"] for facts in shown["facts"].to_list() for fact in facts}

@@ -5,6 +5,7 @@ Each stands where the run has its table; a run of the lens alone has none of the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -17,7 +18,7 @@ from depthprobe.report.figures import Grid
 from depthprobe.report.palette import hop_token
 from depthprobe.report.text import count, interval, missing, percent, percent_interval, signed
 
-__all__ = ["causal_blocks", "quantity_name", "quantity_rise", "says", "window_change", "window_name"]
+__all__ = ["causal_blocks", "quantity", "says", "window_change", "window_name"]
 
 
 def causal_blocks(run: Run, task: Task) -> tuple[Block, ...]:
@@ -36,13 +37,13 @@ def _map(task: Task) -> Block | None:
     pairs = task.patching_by_role.filter(~pl.col("control"))["n_items"].max()
     return Block(
         "Where does what the answer needs sit, and when?",
-        "Two stories differ in one word, and so in their answer. A state of one is put into the run of the other, at the "
-        "tokens of one role and one depth. The effect is how far the answer moves: 0, nothing; 1, all the way to the "
-        "donor's answer; below 0, away from it.",
+        "Two stories differ in one word, and so in their answer. A state of one is put into the run of the other, at "
+        "the tokens of one role and one depth. The effect is how far the answer moves: 0, nothing; 1, all the way to "
+        "the donor's answer; below 0, away from it.",
         (figure,),
-        after=f"Means over at most {count(_whole(pairs), 'pair')}; whiskers of 95 % stand in the table and at the pointer. "
-        "An effect says that a state carries the difference and that what follows uses it; states that carry it "
-        "elsewhere too, or in parts, may show none.",
+        after=f"Means over at most {count(_whole(pairs), 'pair')}; whiskers of 95 % stand in the table and at the "
+        "pointer. An effect says that a state carries the difference and that what follows uses it; states that carry "
+        "it elsewhere too, or in parts, may show none.",
     )
 
 
@@ -52,8 +53,8 @@ def _controls(task: Task) -> Block | None:
         return None
     return Block(
         "Would any other change do the same?",
-        "Control donors differ in one word as well, but not in the answer: a fact beside the chain, or a word that leads "
-        "to the same end. What they do is the noise of patching; only what stands above it is about the answer.",
+        "Control donors differ in one word as well, but not in the answer: a fact beside the chain, or a word that "
+        "leads to the same end. What they do is the noise of patching; only what stands above it is about the answer.",
         figures,
     )
 
@@ -112,14 +113,14 @@ def _windows(task: Task) -> Block | None:
             "never cross", "not monotone", "pairs")  # fmt: skip
     return Block(
         "When has the information moved?",
-        "The changed word's state decides until others have read it (source); the last token's state decides from where "
-        "it has gathered what it needs (destination). Each depth is where an item's effect crosses ½, not where one "
-        "flip is first or last seen. Only pairs that the model answers right on both stories are counted.",
+        "The changed word's state decides until others have read it (source); the last token's state decides from "
+        "where it has gathered what it needs (destination). Each depth is where an item's effect crosses ½, not where "
+        "one flip is first or last seen. Only pairs that the model answers right on both stories are counted.",
         figures,
         table=Grid(head, rows, "window_slopes") if rows else None,
         table_title="Change per hop, paired by story" if rows else "",
-        after="Pairs whose effect never crosses ½ have no depth and are left out of the crossing, not of the area. Where "
-        "many do not cross, or go up and down, a crossing says little and the area more. "
+        after="Pairs whose effect never crosses ½ have no depth and are left out of the crossing, not of the area. "
+        "Where many do not cross, or go up and down, a crossing says little and the area more. "
         f"A change from fewer than {MIN_CLUSTERS} clusters is not told.",
     )
 
@@ -154,22 +155,26 @@ def _knockout(task: Task) -> Block | None:
 
 # -- effective depth ---------------------------------------------------------------------------------------------------
 
-#: quantity of `effective_slopes` -> what it is, in words, and what a rise of it is called
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number of `effective_slopes`: its name, what it is by in a sentence, and what a rise of it is called."""
+
+    name: str
+    short: str
+    rise: str = "later"
+
+
 _QUANTITIES = {
-    "half_depth": ("half of what skipping does lies before", "later"),
-    "half_later": ("half of what later layers owe earlier tokens lies before", "later"),
-    "used_share": ("share of the layers whose skip shows", "more"),
+    "half_depth": Quantity("half of what skipping does lies before", "skipped layers"),
+    "half_later": Quantity("half of what later layers owe earlier tokens lies before", "layers that others build on"),
+    "used_share": Quantity("share of the layers whose skip shows", "the share of layers in use", "more"),
 }
 
 
-def quantity_name(quantity: str) -> str:
-    """A quantity of `effective_slopes` in words."""
-    return _QUANTITIES[quantity][0] if quantity in _QUANTITIES else quantity.replace("_", " ")
-
-
-def quantity_rise(quantity: str) -> str:
-    """What a rise of it is called."""
-    return _QUANTITIES.get(quantity, ("", "later"))[1]
+def quantity(name: str) -> Quantity:
+    """The words for a quantity; an unknown one keeps its own."""
+    plain = name.replace("_", " ")
+    return _QUANTITIES.get(name, Quantity(plain, plain))
 
 
 def _effective(run: Run, task: Task) -> tuple[Block, ...]:
@@ -186,8 +191,8 @@ def _effective(run: Run, task: Task) -> tuple[Block, ...]:
         ),
         (
             f"What breaks when a {part} is skipped?",
-            "It is left out for all tokens, and the output compared with the full model's, at the position that predicts "
-            "the answer. If harder questions used more depth, skipping late would harm them more.",
+            "It is left out for all tokens, and the output compared with the full model's, at the position that "
+            "predicts the answer. If harder questions used more depth, skipping late would harm them more.",
             panels.skips(task, run.hops),
             "A model was never trained without one of its layers: harm shows that it is used, not how.",
         ),
@@ -206,14 +211,14 @@ def _effective(run: Run, task: Task) -> tuple[Block, ...]:
             "",
         ),
     )
-    blocks = [Block(title, about, figures, hops=chips, after=after) for title, about, figures, after in asked if figures]
+    blocks = [Block(title, about, drawn, hops=chips, after=after) for title, about, drawn, after in asked if drawn]
     table = _depths(task)
     if table is not None:
         blocks.append(
             Block(
                 "How much of its depth does it use?",
-                "Numbers for each question, as shares of the layers that run (those of all loops), averaged at each hop "
-                "count, with 95 % intervals.",
+                "Numbers for each question, as shares of the layers that run (those of all loops), averaged at each "
+                "hop count, with 95 % intervals.",
                 table=table,
                 table_title="Effective depth by hops",
             )
@@ -239,7 +244,7 @@ def _depths(task: Task) -> Grid | None:
     slopes = {row["quantity"]: row for row in task.effective_slopes.iter_rows(named=True)}
     if slopes:
         rows += (("change per hop", *(_slope(slopes.get(name)) for name in names)),)
-    return Grid(("hops", *map(quantity_name, names)), rows, "effective_depths")
+    return Grid(("hops", *(quantity(name).name for name in names)), rows, "effective_depths")
 
 
 def _slope(row: dict[str, Any] | None) -> str:

@@ -21,8 +21,8 @@ from depthprobe.errors import UserError
 from depthprobe.report.data import Axis
 
 __all__ = [
-    "Choice", "Figure", "Grid", "Key", "agrees", "band", "bounds", "depth_axis", "hops_axis", "hops_line_axis", "layout",
-    "relative_axis", "selected",
+    "Choice", "Figure", "Grid", "Key", "agrees", "band", "bounds", "depth_axis", "hops_axis", "hops_line_axis",
+    "layout", "relative_axis", "selected",
 ]  # fmt: skip
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', 'Helvetica Neue', Arial, sans-serif"

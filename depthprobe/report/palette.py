@@ -76,7 +76,8 @@ _COLD_STEPS = 4
 
 #: tokens besides the rungs' that have a translucent "-band"
 _BANDED = (
-    "accent", "model", "rival", "gate", "other", "role-chain", "role-branch", "role-decoy", "role-offchain", "role-gender",
+    "accent", "model", "rival", "gate", "other", "role-chain", "role-branch", "role-decoy", "role-offchain",
+    "role-gender",
 )  # fmt: skip
 
 

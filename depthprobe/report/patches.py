@@ -35,13 +35,15 @@ class Patches:
 
     Attributes:
         ways: what a patch may be, with its words.
-        of: item -> its patches: way, first cell, positions, depths.
+        of: item -> its patches: way, first cell, positions, depths; of the donor the words that differ and the answer.
+        tokens: item -> all tokens of its prompt, where the run kept them.
         planes: effect, p(answer), p(donor's answer), flip; none without patches.
         left_out: questions that were patched token by token and did not fit.
     """
 
     ways: list[dict[str, str]]
     of: dict[str, list[dict[str, Any]]]
+    tokens: dict[str, list[str]]
     planes: list[np.ndarray]
     left_out: int
 
@@ -54,7 +56,7 @@ def pack_patches(folder: Path, items: Sequence[str], n_depths: int) -> Patches:
     """
     path = folder / "tables" / "patching.parquet"
     if not path.is_file():
-        return Patches([], {}, [], 0)
+        return Patches([], {}, {}, [], 0)
     rows = _read(path, list(items))
     if rows.height and not 0 <= _int(rows["depth"].min()) <= _int(rows["depth"].max()) < n_depths:
         raise UserError(
@@ -65,6 +67,7 @@ def pack_patches(folder: Path, items: Sequence[str], n_depths: int) -> Patches:
     order = {item: number for number, item in enumerate(items)}
     parts = rows.sort("position", "depth").partition_by(["item", *_WAY], as_dict=True, maintain_order=True)
     keys = sorted(parts, key=lambda key: (order[str(key[0])], _rank(key)))
+    donors, tokens = _donors(path.with_name("donors.parquet"), list(items))
     ways: list[tuple[str, ...]] = []
     of: dict[str, list[dict[str, Any]]] = {}
     cells: list[list[np.ndarray]] = []
@@ -82,22 +85,41 @@ def pack_patches(folder: Path, items: Sequence[str], n_depths: int) -> Patches:
         where += np.searchsorted(depths.to_numpy(), part["depth"].to_numpy())
         cells.append(_planes(part, where, size))
         own = {"way": ways.index(way), "cell": at, "positions": positions.to_list(), "depths": depths.to_list()}
-        of.setdefault(item, []).append(own)
+        of.setdefault(item, []).append(own | donors.get((item, way[0]), {}))
         at += size
     planes = [np.concatenate(plane) for plane in zip(*cells, strict=True)]
-    return Patches([_words(way) for way in ways], of, planes, len(left_out - of.keys()))
+    words, kept = [_words(way) for way in ways], {item: tokens[item] for item in of if item in tokens}
+    return Patches(words, of, kept, planes, len(left_out - of.keys()))
+
+
+def _donors(path: Path, items: list[str]) -> tuple[dict[tuple[str, str], dict[str, str]], dict[str, list[str]]]:
+    """(item, kind) -> what its donor changes and answers; item -> its tokens. Nothing of a run without the table."""
+    if not path.is_file():
+        return {}, {}
+    columns = ["item", "donor_kind", "before", "after", "donor_answer", "tokens"]
+    rows = _collect(path, pl.col("item").is_in(items), columns)
+    words: dict[tuple[str, str], dict[str, str]] = {}
+    tokens: dict[str, list[str]] = {}
+    for item, kind, before, after, answer, own in rows.iter_rows():
+        words.setdefault((item, kind), {"before": before, "after": after, "answer": answer})
+        tokens.setdefault(item, own)
+    return words, tokens
 
 
 def _read(path: Path, items: list[str]) -> pl.DataFrame:
     """Of several donors of one kind the first."""
     single = pl.col("position").is_not_null() & pl.col("item").is_in(items) & ~pl.col("control")
+    rows = _collect(path, single, _COLUMNS)
+    return rows.unique(["item", *_WAY, "position", "depth"], keep="first", maintain_order=True)
+
+
+def _collect(path: Path, chosen: pl.Expr, columns: list[str]) -> pl.DataFrame:
     try:
-        rows = pl.scan_parquet(path).filter(single).select(_COLUMNS).collect()
+        return pl.scan_parquet(path).filter(chosen).select(columns).collect()
     except (OSError, pl.exceptions.PolarsError) as error:
         raise UserError(
-            f"the table patching cannot be read: {error}", where=str(path), remedy="run `depthprobe analyze` again"
+            f"the table {path.stem} cannot be read: {error}", where=str(path), remedy="run `depthprobe analyze` again"
         ) from None
-    return rows.unique(["item", *_WAY, "position", "depth"], keep="first", maintain_order=True)
 
 
 def _planes(part: pl.DataFrame, where: np.ndarray, size: int) -> list[np.ndarray]:

@@ -117,7 +117,10 @@ def _from_to(values: list[float]) -> str:
 
 
 def settling_quantity(task: Task) -> tuple[str, str]:
-    """The column of settling that is told, and its unit: loops where every question has a settling loop (a coda may change the answer), else depth."""
+    """The column of settling that is told, and its unit.
+
+    Loops where every question has a settling loop (a coda may change the answer), else depth.
+    """
     looped = task.settling["settling_loop"].null_count() == 0
     return ("settling_loop", "loops") if looped else ("settling_depth", _steps(task))
 

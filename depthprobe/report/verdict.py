@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from depthprobe.analysis import centres, slope_of
-from depthprobe.report.causal import quantity_name, quantity_rise, says
+from depthprobe.report.causal import quantity, says
 from depthprobe.report.data import Task
 from depthprobe.report.text import count, interval, missing, percent, signed
 
@@ -135,11 +135,11 @@ def measures(task: Task, settling: tuple[str, str]) -> list[Measure]:
             Measure("Knock-out: centre of the harm", "knock-out", "cutting attention", task.step, row, note, "knockout")
         )
     for row in task.effective_slopes.iter_rows(named=True):
-        name, rise = quantity_name(row["quantity"]), quantity_rise(row["quantity"])
+        of = quantity(row["quantity"])
         points = {key: None if missing(row[key]) else 100 * row[key] for key in ("slope", "low", "high")}
         found.append(
-            Measure(f"Effective depth: {name}", f"“{name}”", "skipping layers", "% of the layers", row | points, "",
-                    "effective_slopes", rise)
+            Measure(f"Effective depth: {of.name}", of.short, "skipping layers", "% of the layers", row | points, "",
+                    "effective_slopes", of.rise)
         )  # fmt: skip
     return found
 

@@ -63,13 +63,14 @@ _PROBES = {
     ),
     "windows": (
         "Window",
-        "Source: until which depth the changed word's state decides. Destination: from which depth the last token's does. "
-        "Both are where the effect crosses ½, linear between depths; area is that under the effect, clipped to 0 … 1.",
+        "Source: until which depth the changed word's state decides. Destination: from which depth the last token's "
+        "does. Both are where the effect crosses ½, linear between depths; area is that under the effect, clipped to "
+        "0 … 1.",
     ),
     "knockout": (
         "Knock-out",
-        "The last token's attention to some words is cut in a window of layers, in every head. The centre of the harm is "
-        "the mean depth of the cuts, each weighted by the log-probability that the answer loses.",
+        "The last token's attention to some words is cut in a window of layers, in every head. The centre of the harm "
+        "is the mean depth of the cuts, each weighted by the log-probability that the answer loses.",
     ),
     "effective": (
         "Contribution, skipping",
@@ -153,13 +154,13 @@ def reading(
 
 
 _CAUTIONS = {
-    "patching": "A patch shows that a state carries what differs between two stories and that the rest of the model uses "
-    "it in the other's run. It does not show how it was computed, nor that no other state would have done; where "
+    "patching": "A patch shows that a state carries what differs between two stories and that the rest of the model "
+    "uses it in the other's run. It does not show how it was computed, nor that no other state would have done; where "
     "information lies in several places, each alone may show no effect.",
     "windows": "Windows are told for pairs that the model answers right on both stories: that is a selection by the "
     "outcome, and a harder one at more hops.",
-    "knockout": "A cut, a zero or a skipped layer puts the model where training never took it. Harm shows that the path is "
-    "used; its size is not the size of what went along it.",
+    "knockout": "A cut, a zero or a skipped layer puts the model where training never took it. Harm shows that the "
+    "path is used; its size is not the size of what went along it.",
 }
 
 
@@ -169,7 +170,11 @@ def limits(axis: Axis, gate: bool, probed: Iterable[str] = ()) -> list[str]:
     found = [
         "The lens is correlational. It shows what can be decoded at a depth, not what the model uses; that "
         "takes interventions"
-        + (", which stand in blocks of their own." if probed else " (causal patching), which this report does not contain."),
+        + (
+            ", which stand in blocks of their own."
+            if probed
+            else " (causal patching), which this report does not contain."
+        ),
         *(_CAUTIONS[probe] for probe in probed if probe in _CAUTIONS),
         "The groups “answered right” and “every rung right” are selected by their outcome: harder k lose more of "
         "the first, and the second holds only stories that the model answers at every k. Their slopes are read "

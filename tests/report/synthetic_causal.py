@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from synthetic import words_of
 
 from depthprobe import analysis, tables
 
@@ -22,7 +23,7 @@ _DONORS = {
     "kinship": (("relation", False, 1.0), ("same_answer", True, 0.08)),
     "follow": (("relation", False, 0.8), ("name", False, 1.0), ("distractor_name", True, 0.05)),
 }
-EFFECTS = ("patching", "patching_by_role", "windows", "window_slopes")
+EFFECTS = ("donors", "patching", "patching_by_role", "windows", "window_slopes")
 CUTS = ("knockout", "knockout_by_depth")
 SKIPS = ("effective", "effective_by_hops", "effective_depths", "effective_slopes")
 
@@ -52,8 +53,9 @@ def add_causal(
     windows = _windows(patching, axis)
     knockout = _knockout(items, axis, rng)
     effective = _effective(items, axis, rng)
-    depths, slopes = _effective_depths(effective)
+    told = analysis.analyse_effective(effective, resamples=200)
     found = {
+        "donors": _donors(items.head(n_positioned)),
         "patching": patching,
         "patching_by_role": _by_role(patching),
         "windows": windows,
@@ -61,9 +63,7 @@ def add_causal(
         "knockout": knockout,
         "knockout_by_depth": _by_depth(knockout),
         "effective": effective,
-        "effective_by_hops": _effective_by_hops(effective),
-        "effective_depths": depths,
-        "effective_slopes": slopes,
+        **told,
     }
     for name in names:
         tables.check(name, found[name]).write_parquet(folder / "tables" / f"{name}.parquet")
@@ -102,7 +102,9 @@ def _patching(
     heads: list[dict[str, Any]] = []
     effects: list[np.ndarray] = []
 
-    def add(item: dict[str, Any], kind: str, control: bool, site: str, role: str, at: int | None, e: np.ndarray) -> None:
+    def add(
+        item: dict[str, Any], kind: str, control: bool, site: str, role: str, at: int | None, e: np.ndarray
+    ) -> None:
         head = {name: item[name] for name in _KEYS} | {"donor_kind": kind, "control": control, "site": site}
         heads.append(head | {"role": role, "position": at, "hop": None if "distractor" in kind else 1})
         effects.append(e)
@@ -112,7 +114,8 @@ def _patching(
             own = _curves(item["hops"], n, rng)
             for site in sites:
                 for role in _ROLES:
-                    add(item, kind, control, site, role, None, share * (1.0 if site == "resid_post" else 0.4) * own[role])
+                    size = share * (1.0 if site == "resid_post" else 0.4)
+                    add(item, kind, control, site, role, None, size * own[role])
             if number < n_positioned and not control:
                 for at in range(4, 24):
                     role = "changed_word" if at == 4 else "last" if at == 23 else "other_facts"
@@ -136,12 +139,26 @@ def _patching(
     )  # fmt: skip
 
 
+def _donors(items: pl.DataFrame) -> pl.DataFrame:
+    rows = [
+        {name: item[name] for name in _KEYS}
+        | {"donor_kind": kind, "control": control, "donor": f"{item['item']}-{kind}", "hop": 1}
+        | {"before": "son", "after": "nephew", "answer": item["answer"], "donor_answer": "uncle"}
+        | {"text": item["text"], "tokens": (words := words_of(item["text"])), "roles": [""] * len(words)}
+        | {"item_right": True, "donor_right": True}
+        for item in items.iter_rows(named=True)
+        for kind, control, _ in _DONORS.get(item["task"], _DONORS["follow"])
+    ]
+    return tables.conform("donors", rows)
+
+
 def _means(df: pl.DataFrame, keys: list[str], column: str, name: str = "mean") -> pl.DataFrame:
     """Mean and a normal interval: a bootstrap of each cell would take long, and is tested elsewhere."""
     half = 2 * pl.col(column).cast(pl.Float64).std() / pl.len().sqrt()
     mean = pl.col(column).cast(pl.Float64).mean()
     extra = [pl.len().alias("n"), pl.col("cluster").n_unique().alias("n_clusters")]
-    return df.group_by(keys, maintain_order=True).agg(mean.alias(name), (mean - half).alias("low"), (mean + half).alias("high"), *extra)
+    bounds = [(mean - half).alias("low"), (mean + half).alias("high")]
+    return df.group_by(keys, maintain_order=True).agg(mean.alias(name), *bounds, *extra)
 
 
 def _with_all(df: pl.DataFrame) -> pl.DataFrame:
@@ -150,7 +167,7 @@ def _with_all(df: pl.DataFrame) -> pl.DataFrame:
 
 def _by_role(patching: pl.DataFrame) -> pl.DataFrame:
     keys = ["task", "hops", "donor_kind", "control", "direction", "kind", "span", "site", "role", "depth"]
-    whole = _with_all(patching.filter(pl.col("position").is_null()))
+    whole = _with_all(patching.filter(pl.col("position").is_null() & pl.col("effect").is_not_null()))
     flips = whole.group_by(keys).agg(pl.col("flip").mean())
     found = _means(whole, keys, "effect", "effect").join(flips, on=keys, nulls_equal=True)
     return tables.conform("patching_by_role", found.rename({"n": "n_items"}))
@@ -159,11 +176,12 @@ def _by_role(patching: pl.DataFrame) -> pl.DataFrame:
 def _windows(patching: pl.DataFrame, axis: pl.DataFrame) -> pl.DataFrame:
     last, rows = axis.height - 1, []
     own = patching.filter(
-        pl.col("position").is_null() & ~pl.col("control") & pl.col("role").is_in(["changed_word", "last"])
-    ).filter(pl.col("donor_kind") == "relation")
+        pl.col("position").is_null() & pl.col("effect").is_not_null() & (pl.col("donor_kind") == "relation"),
+        pl.col("role").is_in(["changed_word", "last"]),
+    )
     keys = [*_KEYS, "role", "site"]
     for *key, effects in own.sort("depth").group_by(keys, maintain_order=True).agg("effect").iter_rows():
-        effect = np.array([np.nan if e is None else e for e in effects])
+        effect = np.array(effects)
         source = key[-2] == "changed_word"
         over = effect < 0.5 if source else effect > 0.5
         at = int(np.argmax(over)) if over.any() else None
@@ -173,7 +191,7 @@ def _windows(patching: pl.DataFrame, axis: pl.DataFrame) -> pl.DataFrame:
             dict(zip(_KEYS, key, strict=False))
             | {"end": "source" if source else "destination", "site": key[-1], "depth_crossed": crossed}
             | {"relative": None if crossed is None else crossed / last, "loop_crossed": crossed}
-            | {"area": None if np.isnan(area) else area, "censored": crossed is None}
+            | {"area": area, "censored": crossed is None}
             | {"monotone": bool(len(rows) % 5), "effect_first": effects[0], "effect_last": effects[-1]}
         )
     return tables.conform("windows", rows)
@@ -218,6 +236,7 @@ def _by_depth(knockout: pl.DataFrame) -> pl.DataFrame:
 def _effective(items: pl.DataFrame, axis: pl.DataFrame, rng: np.random.Generator) -> pl.DataFrame:
     n, rows = axis.height, []
     parts = [one | {"site": "resid_post"} for one in axis.filter(pl.col("site") == "resid_post").to_dicts()]
+    parts = sorted(parts, key=lambda one: one["depth"])
     if axis["is_loop_end"].sum() > 1:
         parts += [one | {"site": "loop"} for one in axis.filter("is_loop_end").to_dicts()]
     for item in items.iter_rows(named=True):
@@ -239,37 +258,16 @@ def _effective(items: pl.DataFrame, axis: pl.DataFrame, rng: np.random.Generator
     return tables.conform("effective", rows)
 
 
-def _effective_by_hops(effective: pl.DataFrame) -> pl.DataFrame:
-    keys = ["task", "hops", "depth", "loop", "layer", "site"]
-    quantities = [name for name in tables.SCHEMAS["effective"] if name not in (*_KEYS, *keys)]
-    parts = [
-        _means(effective.filter(pl.col(name).is_not_null()), keys, name).with_columns(quantity=pl.lit(name))
-        for name in quantities
-    ]
-    return tables.conform("effective_by_hops", pl.concat(parts).drop("n_clusters"))
-
-
-def _effective_depths(effective: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    slopes: list[dict[str, Any]] = []
-    means: list[pl.DataFrame] = []
-    layers = effective.filter(pl.col("site") != "loop")
-    for (task,), part in layers.partition_by("task", as_dict=True, maintain_order=True).items():
-        found = analysis.centres(part, "skip_kl")
-        means.append(_means(found, ["task", "hops"], "centre").with_columns(quantity=pl.lit("skip_centre")))
-        slopes.append({"task": task, "quantity": "skip_centre"} | analysis.slope_of(found, "centre", resamples=200))
-    depths = pl.concat(means).rename({"n": "n_items"})
-    return tables.conform("effective_depths", depths), tables.conform("effective_slopes", slopes)
-
-
 def main(out: Path) -> None:
     from synthetic import layers_axis, looped_axis, write_run
 
     from depthprobe.report import write_report
 
+    one = {"tasks": ("follow",)}
     runs = (
         write_run(out / "looped", looped_axis(), with_tokens=24, n_stories=60),
-        write_run(out / "layers", layers_axis(), model="SmolLM2-135M-Instruct", gate=False, tasks=("follow",), with_tokens=12),
-        write_run(out / "deep", looped_axis(4, layers=4, prelude=1, coda=1), model="random/looped-4x4", tasks=("follow",), n_stories=12),
+        write_run(out / "layers", layers_axis(), model="SmolLM2-135M-Instruct", gate=False, with_tokens=12, **one),
+        write_run(out / "deep", looped_axis(4, layers=4, prelude=1, coda=1), model="looped-4x4", n_stories=12, **one),
     )
     for run in runs:
         path = write_report(add_causal(run))
@@ -277,5 +275,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main(Path(sys.argv[1]))

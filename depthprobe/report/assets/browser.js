@@ -117,7 +117,9 @@
       $("item-way").hidden = !shown;
       for (const key of document.querySelectorAll("#item-figure [data-view]")) key.hidden = (key.dataset.view === "patching") !== shown;
     }
-    grid.draw(shown ? patches.view(item, data, Number(ways.value)) : questions.view(item));
+    const view = shown ? patches.view(item, data, Number(ways.value)) : questions.view(item);
+    if (views) $("item-note").textContent = view.note ?? "";
+    grid.draw(view);
   }
 
   function head() {

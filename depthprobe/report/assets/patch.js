@@ -15,10 +15,11 @@
     const way = data.ways[patch.way];
     const axis = data.axes[patch.axis];
     // with all tokens known the untouched ones keep their rows: what was not run shows as such
-    const positions = item.full ? item.positions : patch.positions;
-    const place = positions.map((position) => patch.positions.indexOf(position));
-    const last = positions.length - 1;
-    const known = (row) => item.positions.indexOf(positions[row]);
+    const all = item.prompt?.map((token, position) => ({ token, position, fact: item.prompt_facts[position] }));
+    const read = item.full ? item.positions.map((position, row) => ({ token: data.words[item.tokens[row]], position, fact: item.facts_of[row] })) : null;
+    const rows = all ?? read ?? patch.positions.map((position) => ({ token: "", position, fact: -1 }));
+    const place = rows.map(({ position }) => patch.positions.indexOf(position));
+    const last = rows.length - 1;
     const value = (which, row, column) => {
       if (place[row] < 0) return NOTHING;
       return plane(data.patched + which)[patch.cell + place[row] * axis.length + column];
@@ -39,10 +40,12 @@
       names: ["donor_kind", "direction", "kind", "span", "patched_site", "effect", "p_answer", "p_donor", "flip"],
       tracks: [],
       depth: (column) => data.depths[axis[column]],
-      position: (row) => positions[row],
-      token: (row) => (known(row) < 0 || !item.full ? "" : data.words[item.tokens[known(row)]]),
-      fact: (row) => (known(row) < 0 ? -1 : item.facts_of[known(row)]),
-      role: (row) => item.facts[known(row) < 0 ? -1 : item.facts_of[known(row)]]?.[2] ?? "",
+      position: (row) => rows[row].position,
+      token: (row) => rows[row].token,
+      fact: (row) => rows[row].fact,
+      role: (row) => item.facts[rows[row].fact]?.[2] ?? "",
+      // what the donor's story has instead
+      note: patch.before ? `The donor's story has “${patch.after}” for “${patch.before}”; its answer is ${patch.answer}.` : "",
       leads: (row, column) => ran(row, column) && flips(row, column),
       label: (row, column) => (ran(row, column) ? two(effect(row, column)) : ""),
       shade(row, column) {
@@ -55,7 +58,7 @@
         if (!ran(row, column)) return '<p class="soft">Nothing was patched here.</p>';
         return `<ol><li><span>effect</span><b>${two(effect(row, column))}</b></li>
           <li><i style="width:${100 * share(1, row, column)}%"></i><span>${escaped(item.answer)}, the answer</span><b>${percent(share(1, row, column))}</b></li>
-          <li><i style="width:${100 * share(2, row, column)}%"></i><span>the donor's answer</span><b>${percent(share(2, row, column))}</b></li></ol>
+          <li><i style="width:${100 * share(2, row, column)}%"></i><span>${patch.answer ? `${escaped(patch.answer)}, the donor's` : "the donor's answer"}</span><b>${percent(share(2, row, column))}</b></li></ol>
           ${flips(row, column) ? '<p class="soft">The best candidate flips to the donor\'s answer.</p>' : ""}`;
       },
       fields(row, column) {

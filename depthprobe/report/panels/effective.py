@@ -87,7 +87,7 @@ def _figure(task: Task, all_hops: tuple[int, ...], plot: _Plot) -> Figure | None
     if task.axis.steps_per_loop == 1:  # a loop is its one layer
         rows = rows.filter((pl.col("site") != "loop") | (rows["site"] == "loop").all())
     units = [kind for kind in ("layer", "loop") if kind in _kinds(rows)]
-    choices = [Choice("unit", "of", tuple((kind, f"each {kind}") for kind in units))] if len(units) > 1 else []
+    choices: list[Choice] = [Choice("unit", "of", tuple((kind, f"each {kind}") for kind in units))] if len(units) > 1 else []
     if len(plot.quantities) > 1 and rows["quantity"].n_unique() > 1:
         choices.append(_PLACES)
     series: list[Series] = []
@@ -96,8 +96,8 @@ def _figure(task: Task, all_hops: tuple[int, ...], plot: _Plot) -> Figure | None
     )  # fmt: skip
     for (unit, quantity, hops), part in parts.items():
         k = int(str(hops))
-        place = "answer" if quantity == plot.quantities[0] else "others"
-        when = {c.key: {"unit": str(unit), "at": place}[c.key] for c in choices}
+        options = {"unit": str(unit), "at": "answer" if quantity == plot.quantities[0] else "others"}
+        when = {choice.key: options[choice.key] for choice in choices}
         own = part.select("depth", "low", "high", "n", y="mean")
         look = (hop_token(all_hops.index(k)), "circle", "solid")
         series.append(Series(f"k = {k}", look, own, when, k))

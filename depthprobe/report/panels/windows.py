@@ -14,7 +14,7 @@ from depthprobe.report.text import interval, missing, number, percent
 
 __all__ = ["WINDOW_ENDS", "windows_by_hops"]
 
-#: end -> its words, colour token, symbol, dash, and how far its marks stand beside their k, so that bars can be told apart
+#: end -> its words, colour token, symbol, dash, and how far its marks stand beside their k: bars must be told apart
 WINDOW_ENDS = {
     "source": ("source: changed word", "rival", "circle", "solid", -0.05),
     "destination": ("destination: last token", "model", "diamond", "dash", 0.05),
