@@ -11,6 +11,7 @@ from depthprobe.report.panels.loops import layers_within_loops
 from depthprobe.report.panels.patching import controls_beside_donors, patching_map
 from depthprobe.report.panels.probabilities import probability_curves
 from depthprobe.report.panels.settling import settling_strips
+from depthprobe.report.panels.tokens import patched_tokens
 from depthprobe.report.panels.windows import windows_by_hops
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "later_layers",
     "layers_within_loops",
     "output_reached",
+    "patched_tokens",
     "patching_map",
     "probability_curves",
     "settling_strips",

@@ -80,6 +80,7 @@ def _figures(task: Task, all_hops: tuple[int, ...] | None, *plots: _Plot) -> tup
 
 
 def _figure(task: Task, all_hops: tuple[int, ...], plot: _Plot) -> Figure | None:
+    main = next(iter(plot.quantities))
     rows = task.effective_by_hops.filter(pl.col("quantity").is_in(plot.quantities) & pl.col("hops").is_in(all_hops))
     rows = rows.filter(pl.col("mean").is_not_nan())
     if not rows.height:
@@ -87,7 +88,9 @@ def _figure(task: Task, all_hops: tuple[int, ...], plot: _Plot) -> Figure | None
     if task.axis.steps_per_loop == 1:  # a loop is its one layer
         rows = rows.filter((pl.col("site") != "loop") | (rows["site"] == "loop").all())
     units = [kind for kind in ("layer", "loop") if kind in _kinds(rows)]
-    choices: list[Choice] = [Choice("unit", "of", tuple((kind, f"each {kind}") for kind in units))] if len(units) > 1 else []
+    choices: list[Choice] = []
+    if len(units) > 1:
+        choices.append(Choice("unit", "of", tuple((kind, f"each {kind}") for kind in units)))
     if len(plot.quantities) > 1 and rows["quantity"].n_unique() > 1:
         choices.append(_PLACES)
     series: list[Series] = []
@@ -96,7 +99,7 @@ def _figure(task: Task, all_hops: tuple[int, ...], plot: _Plot) -> Figure | None
     )  # fmt: skip
     for (unit, quantity, hops), part in parts.items():
         k = int(str(hops))
-        options = {"unit": str(unit), "at": "answer" if quantity == plot.quantities[0] else "others"}
+        options = {"unit": str(unit), "at": "answer" if quantity == main else "others"}
         when = {choice.key: options[choice.key] for choice in choices}
         own = part.select("depth", "low", "high", "n", y="mean")
         look = (hop_token(all_hops.index(k)), "circle", "solid")
