@@ -13,6 +13,7 @@ chains; else the story) as the unit that was drawn.
 from __future__ import annotations
 
 from depthprobe.analysis.accuracy import accuracy_table
+from depthprobe.analysis.centres import centres, means_by_hops, slope_of
 from depthprobe.analysis.effective import (
     EFFECTIVE_DEPTHS,
     EFFECTIVE_MEASURES,
@@ -41,6 +42,7 @@ __all__ = [
     "accuracy_table",
     "analyse",
     "analyse_effective",
+    "centres",
     "differences_table",
     "effective_by_hops",
     "effective_depths",
@@ -50,9 +52,11 @@ __all__ = [
     "exits_table",
     "fixed_exits_table",
     "item_depths",
+    "means_by_hops",
     "patching_tables",
     "settling_by_hops_table",
     "settling_table",
+    "slope_of",
     "slopes_table",
     "summarise",
     "window_slopes_table",
