@@ -47,8 +47,8 @@ EFFECTIVE_DEPTHS = ("used_share", "half_depth", "half_later")
 #: A layer counts as used if its skip moves the output by more than this KL, in nats.
 USED = 0.1
 
-#: Skips that differ by less than this share are the same.
-_SAME = 1e-3
+#: Skips that differ by less than this share are the same; sums below `_NOISE` (nats) are rounding, and have no half.
+_SAME, _NOISE = 1e-3, 1e-5
 _KEYS = ("item", "story", "cluster", "task", "hops")
 _AXIS = ("depth", "loop", "layer", "site")
 _NO_PLACE = "skipping any of its layers does the same"
@@ -108,7 +108,7 @@ class _Grid:
         """Whether every layer's skip does the same, and something."""
         kl = self.of_layers("skip_kl")
         spread = np.ptp(kl, axis=1)
-        return kl.shape[1] > 1 and bool(kl.max() > 0 and (spread <= _SAME * kl.max(axis=1)).all())
+        return kl.shape[1] > 1 and bool(kl.max() > _NOISE and (spread <= _SAME * kl.max(axis=1) + _NOISE).all())
 
     def depths(self, used: float) -> dict[str, np.ndarray]:
         """`EFFECTIVE_DEPTHS` → [I] float64, NaN where an item does not have it."""
@@ -120,10 +120,10 @@ class _Grid:
 
 
 def _half(effects: np.ndarray) -> np.ndarray:
-    """Share of the layers before which half of a total lies: [I, L] ≥ 0 → [I], NaN where the total is 0."""
+    """Share of the layers before which half of a total lies: [I, L] ≥ 0 → [I], NaN where the total is nothing."""
     total = effects.sum(axis=1)
     found = np.full(len(effects), np.nan)
-    for row in np.flatnonzero(total > 0):
+    for row in np.flatnonzero(total > _NOISE):
         reached = np.concatenate([[0.0], np.cumsum(effects[row])])
         layer = int(np.searchsorted(reached, total[row] / 2))  # the first layer behind which half is reached
         within = (total[row] / 2 - reached[layer - 1]) / effects[row, layer - 1]
