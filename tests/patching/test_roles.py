@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tiny_models import word_tokenizer
 from worlds import items, opened, subject, targets, tokenizer
 
 from depthprobe.errors import UserError
+from depthprobe.lens.targets import resolve
 from depthprobe.patching.probe import pair_roles
 from depthprobe.patching.roles import offsets, role_of, roles_of, single, tokens_of
 from depthprobe.tasks.items import Fact, Item, Span
@@ -35,11 +37,9 @@ def written() -> Item:
 
 def test_roles_of_a_written_story() -> None:
     """[BOS] and 17 words: 0 [BOS] 1 Bob 2 is 3 the 4 son 5 of 6 Ann 7 . 8 Carl … 14 . 15 Carl 16 is 17 Ann 18 's"""
-    from tiny_models import word_tokenizer
-
     item = written()
     words = word_tokenizer([f"{TEXT} {word}" for word in ("son", "brother")])
-    (target,) = __import__("depthprobe.lens.targets", fromlist=["resolve"]).resolve(words, [item])
+    (target,) = resolve(words, [item])
     where = offsets(words, target)
     assert where[0] == (0, 0) and TEXT[slice(*where[4])] == "son"
     word = tokens_of(where, [item.facts[0].relation_span])
@@ -86,7 +86,8 @@ def test_the_changed_word_is_where_embeddings_differ(kind: str, reach: int, word
     parts = [roles[role] for role in roles if role != "all"]
     assert sum(map(len, parts)) == len({token for part in parts for token in part})
     for place, pair in enumerate(one.pairs):
-        differ = {n for n, (a, b) in enumerate(zip(one.target.prompt_ids, pair.target.prompt_ids, strict=True)) if a != b}
+        both = zip(one.target.prompt_ids, pair.target.prompt_ids, strict=True)
+        differ = {n for n, (a, b) in enumerate(both) if a != b}
         assert differ <= set(pair.word), place
 
 
