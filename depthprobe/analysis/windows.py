@@ -151,7 +151,7 @@ def window_slopes_table(
     ).items():
         clusters = with_clusters(of_task).select("item", "whole")
         own = windows.filter(pl.col("task") == task)
-        site = next((s for s in ("resid_post", "loop_state", "resid_pre") if s in own["site"]), None)
+        site = next((s for s in ("resid_post", "loop_state", "resid_pre") if s in own["site"]), "")
         for end in ENDS:
             pairs = own.filter((pl.col("end") == end) & (pl.col("site") == site))
             shares = {
@@ -235,8 +235,8 @@ def _by_depth(
         else:
             bounds = tuple(bound[number] for bound in means)
         mean, low, high = (None if np.isnan(bound) else float(bound) for bound in bounds)
-        row: dict[str, object] = {**about, "depth": depth, _MEANS[value]: mean, "low": low, "high": high}
-        row[_MEANS[share]] = shares[depth]
+        found = {_MEANS[value]: mean, "low": low, "high": high, _MEANS[share]: shares[depth]}
+        row: dict[str, object] = {**about, "depth": depth, **found}
         counts: dict[str, object] = {"n_items": int(there.sum()), "n_clusters": len(np.unique(groups[there]))}
         rows.append(row | (counts if name == "patching_by_role" else {"n": counts["n_items"]}))
     return tables.conform(name, rows)
