@@ -259,7 +259,7 @@ def test_a_sweep_without_a_run_folder(causal_run: Path) -> None:
     figure = report.patched_tokens(task.axis, one, tokens)
     cell = one.row(by_predicate=(pl.col("position") == 9) & (pl.col("depth") == 3), named=True)
     assert figure.spec["data"][0]["z"][9][3] == pytest.approx(cell["effect"], abs=6e-5)
-    assert figure.spec["data"][0]["z"][30] == [None] * 7 and isinstance(figure.plotly("dark"), PlotlyFigure)
+    assert figure.spec["data"][0]["z"][2] == [None] * 7 and isinstance(figure.plotly("dark"), PlotlyFigure)
     for bad, words in (
         (one.filter(pl.col("position").is_null()), "no row has a position"),
         (patching, "in column item"),
