@@ -145,14 +145,17 @@ def choose(figure: Figure, picked: Mapping[str, str | int]) -> Figure:
             raise UserError(f"the figure {figure.id} has no {key} '{value}'", remedy=f"known: {', '.join(options)}")
     made = {key: str(value) for key, value in picked.items()}
     data = [trace for trace in figure.spec["data"] if agrees(trace.get("meta", {}).get("when", {}), made)]
-    data = [{**trace, "visible": True} if "when" in trace.get("meta", {}) else trace for trace in data]
+    left = tuple(choice for choice in figure.choices if choice.key not in made)
+    data = [
+        trace | {"visible": agrees(trace["meta"]["when"], selected(left))} if "when" in trace.get("meta", {}) else trace
+        for trace in data
+    ]
     grid, when = figure.grid, figure.grid.when
     if when:
         kept = [i for i, own in enumerate(when) if agrees(own, made)]
         grid = replace(grid, rows=tuple(grid.rows[i] for i in kept), when=tuple(when[i] for i in kept))
     open_ = [known[key] for key in made if len(known[key].options) > 1]
     title = ", ".join([figure.title, *(f"{c.name} {dict(c.options)[made[c.key]]}" for c in open_)])
-    left = tuple(choice for choice in figure.choices if choice.key not in made)
     return replace(figure, spec={**figure.spec, "data": data}, grid=grid, title=title, choices=left)
 
 

@@ -19,6 +19,7 @@ from depthprobe.report.data import Axis, Coordinate, Task
 
 __all__ = ["Place", "patched_task"]
 
+_MADE = ("windows", "window_slopes", "patching_by_role", "knockout_by_depth")
 _LENS_ONLY = (
     "items", "settling", "settling_by_hops", "accuracy", "slopes", "shortcuts", "differences", "exits", "fixed_exits",
     "exits_by_hops", "effective_by_hops", "effective_depths", "effective_slopes",
@@ -78,7 +79,9 @@ def patched_task(
     )
     rows = patching.filter(pl.col("task") == name)
     cut = cut.filter(pl.col("task") == name)
-    made = patching_tables({"patching": rows, "knockout": cut}, depths, resamples=resamples)
+    made = {table: tables.empty(table) for table in _MADE}
+    if rows["position"].null_count():  # single tokens have no role to be averaged over
+        made = patching_tables({"patching": rows, "knockout": cut}, depths, resamples=resamples)
     return Task(
         name=name or "",
         axis=own_axis,
