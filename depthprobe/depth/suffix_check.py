@@ -11,7 +11,6 @@ from torch import Tensor
 from depthprobe.depth.cells import Cell, Edit
 from depthprobe.depth.coordinates import Coordinate
 from depthprobe.depth.hooked import edited
-from depthprobe.depth.identity import IDENTITY_TOLERANCE
 from depthprobe.depth.suffix import Climb
 from depthprobe.depth.suffix_plan import Row, Size, end_of, row_of
 from depthprobe.depth.suffix_program import Program, program_of
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Tokens of the prompt that the engine is tried on, and those that its rows change.
 _LENGTH, _CHANGED = 9, (3, 6)
+#: Largest difference, as a share of the largest |state|, that is put down to rounding: some models amplify it.
+_ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def _tried(model: TappedModel) -> Support | str:
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, UserError) as error:
         # whatever the code of an architecture trips over when it is given a part of a row
         return f"its layers do not run on a part of a row: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
-    allowed = IDENTITY_TOLERANCE.get(model.dtype, 1e-4)
+    allowed = _ROUNDING.get(model.dtype, 1e-3)
     for point in points:
         apart = (found[point].float() - whole.states[point].float()).abs().max()
         if not float(apart) <= allowed * float(whole.states[point].float().abs().max().clamp(min=1e-6)):

@@ -17,7 +17,7 @@ from depthprobe.depth.suffix_program import Place, Program
 
 #: Tokens that go through a block together, unless memory says less: enough for its matrix products to be fast, few
 #: enough for what lies between them to stay in a processor's cache.
-TOKENS = {"cpu": 768, "cuda": 16384}
+TOKENS = {"cpu": 512, "cuda": 16384}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
