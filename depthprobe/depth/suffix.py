@@ -110,11 +110,11 @@ class Climb:
         batch = self._batch
         batch.join(state, self._record)
         before = self._record.states.get(state - 1)
-        for entering in (False, True):
-            edits = batch.edits(batch.joined, lambda row: row.values.get((state, entering), ()), before, whole=True)
+        for moment in ((state, False), (state, True)):
+            edits = batch.edits(batch.joined, lambda row, at=moment: row.values.get(at, ()), before, whole=True)
             if edits is not None:
                 batch.state[edits[0]] = edits[1]
-            for point in self._reads.get((state, entering), ()):
+            for point in self._reads.get(moment, ()):
                 for read in batch.read(batch.joined, batch.state, self._read, whole=True):
                     self._take(point, *read)
 

@@ -140,7 +140,9 @@ def _bias(span: Span, seen: Seen, device: torch.device) -> Tensor | None:
     asking = asking.to(device)
     if seen.bias is not None:
         rows = seen.bias[asking, : span.end]
-        return rows if rows.dtype != torch.bool else torch.zeros(rows.shape, device=device).masked_fill_(~rows, -torch.inf)
+        if rows.dtype == torch.bool:
+            return torch.zeros(rows.shape, device=device).masked_fill_(~rows, -torch.inf)
+        return rows
     if int(asking[0]) == span.end - 1:
         return None  # the last token alone sees all
     later = torch.arange(span.end, device=device) > asking[:, None]
@@ -175,7 +177,8 @@ def interfaced(blocks: Iterable[nn.Module], taken: Taken) -> Iterator[Callable[[
 
     def switch(on: bool) -> None:
         for key, config in found.items():
-            config._attn_implementation = {"": _NAME if on else own[key]}  # "": this one, not those within it
+            # "": this one, not the configurations within it
+            config._attn_implementation = {"": _NAME if on else own[key]}  # pyright: ignore[reportAttributeAccessIssue]
 
     token = _taken.set(taken)
     try:

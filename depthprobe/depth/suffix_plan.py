@@ -28,8 +28,8 @@ class Row:
         number: of the cell in the sweep; −1: unpatched.
         start: its first token.
         join: the state before which nothing of it differs from the clean run.
-        values: (state, entering) → the edits that stand there, each with those of its positions that matter (indices into them);
-            None: the clean state before the last step, at these tokens.
+        values: (state, entering) → the edits that stand there, each with those of its positions that matter (indices
+            into them); None: the clean state before the last step, at these tokens.
         inner: step → (module, edit) within the block.
         skips: step → tokens that keep what they entered the block with.
         cuts: step → edges (queries, keys).

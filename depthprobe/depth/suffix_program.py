@@ -95,9 +95,8 @@ def program_of(model: TappedModel, ids: Tensor) -> Program | str:
     between: list[list[Glue]] = [[] for _ in range(len(layers) + 1)]  # before each layer, and behind the last
     if isinstance(model.model, LoopedForCausalLM):
         _looped_glue(model.model, between)
-    elif len({model.taps[layer].path for layer in layers}) < len(layers):
-        if (why := _found_glue(model, ids, layers, between)) is not None:
-            return why
+    elif model.loop_ends and (why := _found_glue(model, ids, layers, between)) is not None:
+        return why
     if any(point.site == "final_state" for point in model.axis):
         return "it ends in more than its last layer's residual"
     return _assembled(model, layers, between)
@@ -139,7 +138,8 @@ def _looped_glue(model: LoopedForCausalLM, between: list[list[Glue]]) -> None:
 
             before.append(Glue(enter))
         if config.norm_per_loop:
-            between[config.n_prelude + (loop + 1) * config.n_core].append(Glue(lambda state, _: model.loop_output(state)))
+            behind = between[config.n_prelude + (loop + 1) * config.n_core]
+            behind.append(Glue(lambda state, _: model.loop_output(state)))
 
 
 def _same(state: Tensor, _kept: Kept) -> Tensor:
@@ -160,7 +160,7 @@ def _found_glue(
     befores, boundaries = _watched(model, ids, layers)
     states = {point._replace(site="resid_post") for point in model.axis if point.site == "loop_state"}
     earlier: dict[str, Tensor] = {}
-    wanted: dict[str, tuple[int, int]] = {}  # kept name → (boundary, glue) that makes it
+    wanted: set[int] = set()  # boundaries whose state is kept
     for number, boundary in enumerate(boundaries):
         target = befores[number + 1] if number + 1 < len(befores) else None
         glue = between[number + 1]
@@ -174,26 +174,18 @@ def _found_glue(
         if target is not None and found is None:
             found = (*options[-1], "constant")
         path, current, other = found or (*options[0], None)
-        if path is None and (target is None or _close(target, boundary.after)):
-            glue_here = []
-        else:
-            glue_here = [Glue(_module(model.model, path)) if path else Glue(_same)]
-        name = f"behind {number}"
-        earlier[name] = current
+        earlier[f"behind {number}"] = current
+        if path is not None or other is not None:
+            glue.append(Glue(_same if path is None else _module(model.model, path)))
         if other == "constant":
-            glue_here = glue_here or [Glue(_same)]
-            glue_here.append(Glue(_plus(f"constant {number}"), constant=f"constant {number}"))
+            glue.append(Glue(_plus(f"constant {number}"), constant=f"constant {number}"))
         elif other is not None:
-            glue_here = glue_here or [Glue(_same)]
-            wanted[other] = (int(other.split()[1]), 0)
-            glue_here.append(Glue(_plus(other)))
-        glue += glue_here
-    for name, (number, _) in wanted.items():
+            wanted.add(int(other.split()[1]))
+            glue.append(Glue(_plus(other)))
+    for number in wanted:
         glue = between[number + 1]
-        if glue:
-            glue[0] = Glue(glue[0].apply, keep=name)
-        else:
-            glue.append(Glue(_same, keep=name))
+        first = glue[0].apply if glue else _same
+        glue[:1] = [Glue(first, keep=f"behind {number}")]
     return None
 
 
@@ -244,9 +236,9 @@ def _watched(
             if len(befores) != len(boundaries) or not boundaries or not args or not isinstance(args[0], Tensor):
                 return
             behind = boundaries[-1]
-            if isinstance(output, Tensor) and output.shape == args[0].shape == (1, *behind.after.shape):
-                if torch.equal(args[0][0], behind.after):
-                    behind.modules.append((path, output[0].clone()))
+            shaped = isinstance(output, Tensor) and output.shape == args[0].shape == (1, *behind.after.shape)
+            if shaped and torch.equal(args[0][0], behind.after):
+                behind.modules.append((path, output[0].clone()))
 
         return hook
 

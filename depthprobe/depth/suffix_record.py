@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from depthprobe.depth.suffix_attend import Seen, SuffixAttend, interfaced, own_function
+from depthprobe.depth.suffix_attend import Seen, SuffixAttend, configurations, interfaced, own_function
 from depthprobe.depth.suffix_plan import Size
 from depthprobe.depth.suffix_program import Block, Glue, Program
 from depthprobe.depth.taps import first_argument, hidden
@@ -101,7 +101,7 @@ def recorded(model: TappedModel, program: Program, length: int, weigh: bool = Fa
     def keep(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
         if now is None or now in record.seen:
             record.why = "a layer attends more than once"
-        elif not k.shape[2] == v.shape[2] == q.shape[2] == length or q.shape[1] % k.shape[1] or k.shape[1] != v.shape[1]:
+        elif {q.shape[2], k.shape[2], v.shape[2]} != {length} or k.shape[1] != v.shape[1] or q.shape[1] % k.shape[1]:
             record.why = "its attention hands over keys and values of other tokens than its own"
         else:
             record.seen[now] = Seen(k[0].contiguous(), v[0].contiguous(), q.shape[1], bias)
@@ -149,12 +149,7 @@ def recorded(model: TappedModel, program: Program, length: int, weigh: bool = Fa
     with ExitStack() as stack:
         switch = stack.enter_context(interfaced(modules.values(), taken))
         switch(False)
-        own = {
-            id(module.config): module.config._attn_implementation
-            for block in modules.values()
-            for module in block.modules()
-            if hasattr(module, "config")
-        }
+        own = {key: config._attn_implementation for key, config in configurations(modules.values()).items()}
         if 0 not in blocks:  # glue comes first, so no block shows what it gets
             embed = model.model.get_submodule(model.taps[model.axis[0]].path)
             stack.enter_context(embed.register_forward_pre_hook(begin, with_kwargs=True))
@@ -165,7 +160,8 @@ def recorded(model: TappedModel, program: Program, length: int, weigh: bool = Fa
             stack.enter_context(inner.register_forward_pre_hook(meet))
         yield record
     for step, seen in record.seen.items() if weigh else ():
-        record.sizes[step] = Size(*met.get(step, (0, 0)), seen.heads, seen.k.shape[-1] + seen.v.shape[-1])
+        before, after = met.get(step, (0, 0))
+        record.sizes[step] = Size(before, after, seen.heads, seen.k.shape[-1] + seen.v.shape[-1])
     if record.why is None and len(record.seen) != len(blocks):
         record.why = "not all of its layers run"
     if record.why is None:
@@ -179,7 +175,8 @@ def _weights(module: nn.Module, config: Any) -> int:
         if weight.dim() == 2:
             count += weight.numel()
         elif weight.dim() == 3:
-            count += weight.numel() // weight.shape[0] * int(getattr(config, "num_experts_per_tok", 0) or weight.shape[0])
+            met = int(getattr(config, "num_experts_per_tok", 0) or weight.shape[0])
+            count += weight.numel() // weight.shape[0] * met
     return count
 
 

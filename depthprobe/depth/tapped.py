@@ -34,6 +34,11 @@ class TappedModel(DepthModel):
         """Where each point lies in `self.model`."""
         return self._taps
 
+    @property
+    def _beneath(self) -> TappedModel:
+        """The model that runs changed forwards: this one, or one over the same module that does it better."""
+        return self
+
     def resume(
         self,
         input_ids: Tensor,
@@ -59,7 +64,7 @@ class TappedModel(DepthModel):
             UserError: a cell that does not fit the model or the prompt; an engine that cannot run it; a batch in
                 which the unpatched row does not reproduce the clean run.
         """
-        return resume(self, input_ids, cells, read, coordinates, engine, max_bytes)
+        return resume(self._beneath, input_ids, cells, read, coordinates, engine, max_bytes)
 
     def plan_resume(
         self,
@@ -76,7 +81,7 @@ class TappedModel(DepthModel):
         Arguments and errors are those of `resume`. Values are not looked at: a cell that puts what stands there
         counts as one that runs.
         """
-        return plan_resume(self, input_ids, cells, read, coordinates, engine, max_bytes)
+        return plan_resume(self._beneath, input_ids, cells, read, coordinates, engine, max_bytes)
 
     def flops_per_token(self, length: int) -> float:
         """Of the matrix products of all layers (not the head) for one token of a row of S, attention included."""

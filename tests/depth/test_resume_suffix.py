@@ -14,6 +14,7 @@ from tiny_models import CONTEXT, DECODERS, LOOPED, VOCABULARY, module
 from torch import Tensor
 
 from depthprobe.depth import Cell, Coordinate, Cut, DecoderModel, Edit, LoopedModel
+from depthprobe.depth.hooked import edited
 from depthprobe.depth.suffix_check import Support, support_of
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.errors import UserError
@@ -86,7 +87,8 @@ def sweeps(draw: st.DrawFn, model: TappedModel, cuts: bool) -> dict[str, Any]:
     if draw(st.booleans()):
         coordinates.append(model.axis[-1])
     return {
-        "ids": prompt(length, seed), "cells": cells, "read": draw(tokens), "coordinates": list(dict.fromkeys(coordinates)),
+        "ids": prompt(length, seed), "cells": cells, "read": draw(tokens),
+        "coordinates": list(dict.fromkeys(coordinates)),
         "max_bytes": draw(st.sampled_from([1 << 30, 1])),
     }  # fmt: skip
 
@@ -99,9 +101,17 @@ def compared(model: TappedModel, sweep: dict[str, Any], tolerance: float) -> Non
     assert (fast.n_run, fast.n_filled) == (slow.n_run, slow.n_filled)
     if sweep["max_bytes"] > 1:  # else each cell brings an unpatched row of its own
         assert fast.token_layers <= slow.token_layers
-    for point, state in slow.states.items():
-        scale = max(1.0, float(state.abs().max()))
-        torch.testing.assert_close(fast.states[point], state, rtol=tolerance, atol=tolerance * scale, msg=str(point))
+    # and both against all cells run, also those that were filled
+    rows, read = len(sweep["cells"]), torch.tensor(sweep["read"])
+    with torch.inference_mode(), edited(model.model, model.taps, sweep["cells"], len(sweep["ids"]), model.name):
+        whole = model.capture(
+            sweep["ids"].expand(rows, -1), positions=read.expand(rows, -1), coordinates=sweep["coordinates"],
+            logits=False,
+        )  # fmt: skip
+    for point, state in whole.states.items():
+        atol = tolerance * max(1.0, float(state.abs().max()))
+        torch.testing.assert_close(slow.states[point], state, rtol=tolerance, atol=atol, msg=f"hooks {point}")
+        torch.testing.assert_close(fast.states[point], state, rtol=tolerance, atol=atol, msg=f"suffix {point}")
 
 
 @pytest.mark.parametrize("kind", [*DECODERS, *LOOPED, *MORE, *SLIDING])
@@ -183,11 +193,11 @@ def test_the_plan_is_what_runs(kind: str) -> None:
     model = opened(kind)
     ids = prompt(11, 5)
     cells = [Cell((Edit(p, (t,), torch.ones(1, model.width)),)) for p in model.axis for t in (0, 3, 9, 10)]
-    plan = model.plan_resume(ids, cells, max_bytes=150_000)
+    plan = model.plan_resume(ids, cells, max_bytes=40_000)
     with FlopCounterMode(display=False) as clean:
         model.capture(ids[None], positions="all", logits=False)
     with FlopCounterMode(display=False) as counter:
-        done = model.resume(ids, cells, max_bytes=150_000)
+        done = model.resume(ids, cells, max_bytes=40_000)
     assert plan.engine == done.engine == "suffix" and plan.n_batches > 1
     assert (plan.n_run, plan.n_filled) == (done.n_run, done.n_filled)
     assert (plan.token_layers, plan.flops) == (done.token_layers, done.flops)
