@@ -13,7 +13,7 @@ Everything of a sweep counts: the clean run, the cells, the two rows of the head
 A story is a round. In it our whole sweep is timed, and of each peer a random sample of the same cells, in turn; a
 peer's sweep is its mean seconds a cell times all cells that can matter, the ones that we fill without running among
 them. A ratio is taken within a round. `speedup_over_*` is the ratio of the sums over all rounds, `*_median`, `*_q1`
-and `*_q3` are over rounds.
+and `*_q3` are over rounds. `*_cpu` is the ratio of the sums of processor time, which a loaded machine disturbs less.
 
 - plain loop: a forward of the transformers model a cell, one hook, no gradients, the logits of the last token alone
   where `--lean`, of all tokens otherwise (what `model(ids)` does, and what the peers do).
@@ -39,6 +39,7 @@ import json
 import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -268,7 +269,7 @@ def compared(
 ) -> dict[str, Any]:
     """Seconds, ratios, FLOPs and memory over all stories."""
     chance, found = random.Random(0), dict[str, Any]()
-    seconds: dict[str, list[float]] = {name: [] for name in ("ours", "bound", *peers)}
+    seconds: dict[str, list[Seconds]] = {name: [] for name in ("ours", "bound", *peers)}
     cells_in_all = run_in_all = 0
     worst = flops = plain_flops = 0.0
     warm = states_of(model, told[0])
@@ -278,11 +279,10 @@ def compared(
     for story in told:
         states = states_of(model, story)
         tokens = list(range(story.changed, len(story.ids)))
-        begun = time.perf_counter()
+        begun = Seconds.now()
         done, differences = ours(model, story, states, max_bytes)
-        seconds["ours"].append(time.perf_counter() - begun)
-        rate = gemm_rate(model)
-        seconds["bound"].append(done.flops / rate)
+        seconds["ours"].append(begun.since())
+        seconds["bound"].append(gemm_seconds(model).times(done.flops))
         flops += done.flops
         n_cells = len(model.axis) * len(tokens)
         cells_in_all, run_in_all = cells_in_all + n_cells, run_in_all + done.n_run
@@ -294,34 +294,58 @@ def compared(
             picked = [(chance.randrange(len(model.axis)), chance.choice(tokens)) for _ in range(size)]
             cells = [(model.axis[d], t, states[model.axis[d]][t]) for d, t in picked]
             peer(story, cells[:2])
-            begun = time.perf_counter()
+            begun = Seconds.now()
             values = peer(story, cells)
-            seconds[name].append((time.perf_counter() - begun) / size * n_cells)
+            seconds[name].append(begun.since().times(n_cells / size))
             for (d, t), value in zip(picked, values, strict=True):
                 worst = max(worst, abs(float(differences[d, t - story.changed]) - value) / max(scale, 1.0))
+        print(f"{model.name}: {n_cells} cells, {seconds['ours'][-1].wall:.1f} s", file=sys.stderr, flush=True)
     found |= {"stories": len(told), "cells": cells_in_all, "cells_run": run_in_all, "largest_error": worst}
     found |= {"tflop": flops / 1e12, "flops_over_plain": plain_flops / flops}
-    found |= {f"{name}_s": sum(values) for name, values in seconds.items()}
+    found |= {f"{name}_s": sum(value.wall for value in values) for name, values in seconds.items()}
     pairs = {f"speedup_over_{name}": (name, "ours") for name in peers} | {"over_flop_bound": ("ours", "bound")}
     for key, (above, below) in pairs.items():
-        ratios = [a / b for a, b in zip(seconds[above], seconds[below], strict=True)]
+        ratios = [a.wall / b.wall for a, b in zip(seconds[above], seconds[below], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-        found |= {key: sum(seconds[above]) / sum(seconds[below]), f"{key}_median": middle}
-        found |= {f"{key}_q1": low, f"{key}_q3": high}
+        wall, cpu = (
+            sum(getattr(a, clock) for a in seconds[above]) / sum(getattr(b, clock) for b in seconds[below])
+            for clock in ("wall", "cpu")
+        )
+        found |= {key: wall, f"{key}_cpu": cpu, f"{key}_median": middle, f"{key}_q1": low, f"{key}_q3": high}
     return found
 
 
-def gemm_rate(model: TappedModel) -> float:
-    """FLOP/s of the fastest matrix product of 1024 rows with a weight of a layer's shape."""
-    best = 0.0
+@dataclass(frozen=True)
+class Seconds:
+    """On the wall's clock, and of processor time of all threads."""
+
+    wall: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> Seconds:
+        return cls(time.perf_counter(), time.process_time())
+
+    def since(self) -> Seconds:
+        now = Seconds.now()
+        return Seconds(now.wall - self.wall, now.cpu - self.cpu)
+
+    def times(self, factor: float) -> Seconds:
+        return Seconds(self.wall * factor, self.cpu * factor)
+
+
+def gemm_seconds(model: TappedModel) -> Seconds:
+    """Of a FLOP in the fastest matrix product of 1024 rows with a weight of a layer's shape."""
+    best = [1.0, 1.0]
     layer = model.model.get_submodule(next(tap.path for point, tap in model.taps.items() if point.site == "resid_post"))
     for weight in (w for w in layer.parameters() if w.dim() == 2):
         rows = torch.randn(1024, weight.shape[1])
         for _ in range(8):
-            begun = time.perf_counter()
+            begun = Seconds.now()
             torch.nn.functional.linear(rows, weight)
-            best = max(best, 2.0 * 1024 * weight.numel() / (time.perf_counter() - begun))
-    return best
+            took = begun.since().times(0.5 / 1024 / weight.numel())
+            best = [min(best[0], took.wall), min(best[1], took.cpu)]
+    return Seconds(*best)
 
 
 def peak(call: Callable[[], object]) -> float | None:

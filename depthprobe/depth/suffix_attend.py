@@ -136,14 +136,14 @@ def _weights(scores: Tensor, span: Span, seen: Seen, asked: Asked, shape: tuple[
 
 def _bias(span: Span, seen: Seen, device: torch.device) -> Tensor | None:
     """[m, end] of a span's queries: its rows of the layer's own mask."""
-    asking = torch.arange(span.start, span.end) if span.asking is None else torch.tensor(span.asking)
-    asking = asking.to(device)
+    asked = range(span.start, span.end) if span.asking is None else span.asking
+    asking = torch.tensor(asked, device=device)
     if seen.bias is not None:
         rows = seen.bias[asking, : span.end]
         if rows.dtype == torch.bool:
             return torch.zeros(rows.shape, device=device).masked_fill_(~rows, -torch.inf)
         return rows
-    if int(asking[0]) == span.end - 1:
+    if asked[0] == span.end - 1:
         return None  # the last token alone sees all
     later = torch.arange(span.end, device=device) > asking[:, None]
     return torch.zeros(later.shape, device=device).masked_fill_(later, -torch.inf)
