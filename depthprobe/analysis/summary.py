@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from depthprobe import tables
+from depthprobe.analysis.effective import effective_sentence
 
 __all__ = ["summarise"]
 
@@ -29,8 +30,8 @@ def summarise(found: Mapping[str, pl.DataFrame], *, name: str, exit_q: float | N
         model, headline (all tasks' sentences) and tasks: one dict per task with headline, unit ("loops",
         "layers" of an ordinary transformer, or "readouts", the steps of a looped model's axis), n_stories,
         n_items, hops (one dict per k: accuracy at full depth, strongest shortcut, mean settling depth and
-        gate exit), slopes, differences, exit (at the model's own q) and windows (slopes of patching's windows; empty
-        without patching).
+        gate exit), slopes, differences, exit (at the model's own q), windows (slopes of patching's windows; empty
+        without patching) and effective (likewise of effective depth).
     """
     shortcuts = found.get("shortcuts", tables.empty("shortcuts"))
     names = found["settling"]["task"].unique().sort().to_list()
@@ -63,7 +64,10 @@ def _of_task(
         "exit": _exit(own["exits"], exit_q),
         "windows": own["window_slopes"].drop("task").to_dicts() if "window_slopes" in own else [],
     }
-    summary["headline"] = " ".join(_sentences(summary, name))
+    probed = "effective_slopes" in own and own["effective_slopes"].height > 0
+    summary["effective"] = own["effective_slopes"].drop("task").to_dicts() if probed else []
+    effective = effective_sentence(found, task, name) if probed else ""
+    summary["headline"] = " ".join(_sentences(summary, name, effective))
     return summary
 
 
@@ -93,7 +97,7 @@ def _exit(exits: pl.DataFrame, exit_q: float | None) -> dict[str, Any] | None:
     return at.drop("task").to_dicts()[0] if at.height else None
 
 
-def _sentences(summary: dict[str, Any], name: str) -> list[str]:
+def _sentences(summary: dict[str, Any], name: str, effective: str) -> list[str]:
     task, unit = summary["task"], summary["unit"]
     slopes = {(row["quantity"], row["group"]): row for row in summary["slopes"]}
     settling = slopes[summary["settling_column"], "all"]
@@ -107,6 +111,7 @@ def _sentences(summary: dict[str, Any], name: str) -> list[str]:
             said.append(_first_loop(row))
     if summary["windows"]:
         said.append(_windows(name, summary["windows"]))
+    said.append(effective)
     said.append(_shortcut(summary["hops"]))
     return [sentence for sentence in said if sentence]
 
