@@ -88,9 +88,7 @@ def render(run: Run, items: Limit = None) -> str:
         sections=sections,
         verdicts=[found for found in verdicts if found is not None],
         facts=run_facts(run),
-        reading=words.reading(
-            run.axis, gate, _shortcuts(run), words.probes(run.tasks), run.manifest.get("config", {}).get("lens", "plain")
-        ),
+        reading=words.reading(run.axis, gate, _shortcuts(run), words.probes(run.tasks), _lens(run)),
         limits=words.limits(run.axis, gate, words.probes(run.tasks)),
         version=version(run.manifest),
         folder=run.folder.resolve().name,
@@ -131,6 +129,10 @@ def _summary(run: Run, name: str, q: float | None) -> dict[str, Any]:
     )
     found = {kind: pl.concat([getattr(task, kind) for task in run.tasks]) for kind in kinds}
     return analysis.summarise(found, name=name, exit_q=q)
+
+
+def _lens(run: Run) -> str:
+    return str(run.manifest.get("config", {}).get("lens", "plain"))
 
 
 def _lede(run: Run, gate: bool) -> str:
