@@ -8,7 +8,8 @@ its first depth, is *censored*; one that goes back by more than `BACK` on its wa
 and kept.
 
 In a model with loops the source is read where this and all later loops are patched (span "later"), if that was swept:
-loops that read the embedding again have the old word back after one, however late it is needed.
+loops that read the embedding again have the old word back after one, however late it is needed. Behind the layer that
+reads it in each loop it has no effect, and before it in the next it has one again: so a loop counts with its largest.
 
 Only pairs that the model answers right on both stories enter, and no controls.
 """
@@ -80,11 +81,27 @@ def windows_table(patching: pl.DataFrame, axis: pl.DataFrame) -> pl.DataFrame:
             )
             for keys, curve in cells.partition_by(_ITEM, as_dict=True, maintain_order=True).items():
                 about = dict(zip(_ITEM, keys, strict=True)) | {"end": end, "site": site}
-                rows.append(about | _window(curve, axis, rising))
+                looped = span == "later" and axis.filter("is_loop_end").height > 1
+                rows.append(about | _window(curve, axis, rising, looped))
     return tables.conform("windows", rows)
 
 
-def _window(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool) -> dict[str, object]:
+def _by_loop(curve: pl.DataFrame) -> pl.DataFrame:
+    """Of each loop the depth with the largest effect, and the last depth of all.
+
+    Of several the last, but of an effect below one half the first: the crossing then lies between two neighbours.
+    """
+    ends = curve.filter(pl.col("depth") == pl.col("depth").max())
+    most = curve.filter(pl.col("effect") == pl.col("effect").max().over("loop")).sort("depth")
+    high = pl.col("effect") >= 0.5
+    kept = pl.concat([
+        most.filter(high).unique("loop", keep="last"), most.filter(~high).unique("loop", keep="first"),
+    ]).filter(pl.col("depth") < ends["depth"][0])  # fmt: skip
+    return pl.concat([kept, ends]).sort("depth")
+
+
+def _window(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool, largest: bool) -> dict[str, object]:
+    curve = _by_loop(curve) if largest else curve
     depth, effect = curve["depth"].to_numpy().astype(np.float64), curve["effect"].to_numpy()
     crossed = crossing(depth, effect, rising)
     last = max(float(axis["depth"].to_numpy().max()), 1.0)
@@ -95,7 +112,7 @@ def _window(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool) -> dict[str, 
     return {
         "depth_crossed": crossed,
         "relative": None if crossed is None else crossed / last,
-        "loop_crossed": None if crossed is None else _loops(curve, axis, rising),
+        "loop_crossed": None if crossed is None else _loops(curve, axis, rising, largest),
         "area": float(area),
         "censored": crossed is None,
         "monotone": bool((np.maximum.accumulate(toward) - toward).max() <= BACK),
@@ -115,7 +132,7 @@ def crossing(where: np.ndarray, effect: np.ndarray, rising: bool) -> float | Non
     return float(where[at - 1] + share * (where[at] - where[at - 1]))
 
 
-def _loops(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool) -> float | None:
+def _loops(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool, largest: bool) -> float | None:
     """The crossing in loops, read at their ends; 0 if it lies before the first loop, None without loops."""
     ends = axis.filter("is_loop_end").sort("depth")
     if ends.height < 2:
@@ -127,7 +144,12 @@ def _loops(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool) -> float | Non
     for loop, end in zip(ends["loop"], ends["depth"], strict=True):
         at.append(np.flatnonzero((curve["loop"].to_numpy() == loop) & (depth <= end)))
         loops.append(loop)
-    read = [(loop, places[-1]) for loop, places in zip(loops, at, strict=True) if len(places)]
+    # of a curve by loops the largest effect; the last depth of all is one more depth of its loop
+    read = [
+        (loop, places[effect[places].argmax()] if largest else places[-1])
+        for loop, places in zip(loops, at, strict=True)
+        if len(places)
+    ]
     values = effect[[place for _, place in read]]
     if len(values) and ((values[0] >= 0.5) if rising else (values[0] <= 0.5)):
         return 0.0 if read[0][0] == 0 else None

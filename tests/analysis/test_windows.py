@@ -47,8 +47,8 @@ def rows(effects: list[float], role: str = "last", axis: pl.DataFrame = AXIS, **
     ]
 
 
-def window(effects: list[float], role: str = "last", axis: pl.DataFrame = AXIS) -> dict[str, Any]:
-    (found,) = windows_table(tables.conform("patching", rows(effects, role, axis)), axis).to_dicts()
+def window(effects: list[float], role: str = "last", axis: pl.DataFrame = AXIS, **about: Any) -> dict[str, Any]:
+    (found,) = windows_table(tables.conform("patching", rows(effects, role, axis, **about)), axis).to_dicts()
     return found
 
 
@@ -69,6 +69,16 @@ def test_a_source() -> None:
     assert found["loop_crossed"] == pytest.approx(0.5 / 0.8)
     assert window([1, 0.4, 0, 0, 0, 0, 0], "changed_word")["loop_crossed"] == 0  # gone before the first loop
     assert window([1, 1, 0, 0, 0, 0, 0], "changed_word", PLAIN)["loop_crossed"] is None
+
+
+def test_a_source_of_loops_that_read_the_embedding_again() -> None:
+    """Behind the layer that reads it the word has no effect, and in the next loop it has one again."""
+    found = window([1, 1, 1, 0, 0.8, 0, 0], "changed_word", span="later")
+    assert found["monotone"] and found["depth_crossed"] == pytest.approx(4 + 2 * 0.3 / 0.8)
+    assert found["loop_crossed"] is None  # it matters to the last loop
+    early = window([1, 1, 1, 0, 0.2, 0, 0], "changed_word", span="later")
+    assert early["depth_crossed"] == pytest.approx(2 + 2 * 0.5 / 0.8)
+    assert early["loop_crossed"] == pytest.approx(1 + 0.5 / 0.8) and not early["censored"]
 
 
 def test_censored() -> None:
