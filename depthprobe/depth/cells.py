@@ -11,9 +11,6 @@ from torch import Tensor
 from depthprobe.depth.coordinates import Coordinate
 from depthprobe.errors import UserError
 
-#: Sites behind which nothing of their own layer mixes tokens any more.
-_BEHIND_ATTENTION = ("attn_out", "mlp_out", "resid_post", "loop_state", "final_state")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edit:
@@ -133,34 +130,67 @@ def _check_positions(positions: tuple[int, ...], length: int, where: str) -> Non
             raise UserError(what, where=where, remedy=f"give 0 … {length - 1}")
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far down a sweep reads.
+
+    Attributes:
+        order: coordinate → its place in the order of execution; points that are one tap have one place.
+        deepest: the largest place that is read.
+        last_layer: (loop, layer) of the last layer whose attention runs before that; None if none does.
+        entered: the place from which on no edit reaches another token: that at which the last layer is entered.
+        left: the place of the last layer's end.
+    """
+
+    order: Mapping[Coordinate, int]
+    deepest: int
+    last_layer: tuple[int, int] | None
+    entered: int
+    left: int
+
+    @classmethod
+    def of(cls, taps: Mapping[Coordinate, object], read: Iterable[Coordinate]) -> Reach:
+        """taps: every point in the order of execution, and where it lies; read: the coordinates that are read."""
+        first: dict[object, int] = {}
+        order = {point: first.setdefault(tap, number) for number, (point, tap) in enumerate(taps.items())}
+        deepest = max(order[point] for point in read)
+        ran = [p for p in order if p.site in ("attn_out", "mlp_out", "resid_post") and order[p] <= deepest]
+        if not ran:
+            return cls(order, deepest, None, -1, -1)
+        last = Coordinate(*layer_of(ran[-1]))
+        return cls(order, deepest, layer_of(last), order[last._replace(site="resid_pre")], order[last])
+
+
 def changes_nothing(
-    cell: Cell, read: Sequence[int], last_layer: tuple[int, int], clean: Mapping[Coordinate, Tensor]
+    cell: Cell, read: Sequence[int], reach: Reach, clean: Mapping[Coordinate, Tensor] | None
 ) -> bool:
     """Whether a cell provably leaves all that is read as it is.
 
-    Later tokens do not reach earlier ones; behind the last layer's attention no token reaches another; a value that
-    is what stood there changes nothing.
+    Later tokens do not reach earlier ones, nor deeper layers what is read above them; behind the last attention no
+    token reaches another; a value that is what stood there changes nothing.
 
     Args:
         read: the tokens that are read.
-        last_layer: (loop, layer) of the last one that runs.
-        clean: states [S, d] of the unchanged forward at the coordinates of the edits, in the dtype that runs.
+        clean: states [S, d] of the unchanged forward at the coordinates of the edits, in the dtype that runs; None:
+            values are not looked at.
     """
     latest, read_at = max(read), frozenset(read)
     for edit in cell.edits:
-        at_end = edit.coordinate.site == "final_state" or (
-            layer_of(edit.coordinate) == last_layer and edit.coordinate.site in _BEHIND_ATTENTION
-        )
-        reached = any(p in read_at for p in edit.positions) if at_end else edit.positions[0] <= latest
-        if not reached:
+        place = reach.order[edit.coordinate]
+        if place > reach.deepest:
             continue
-        if edit.value is None:
+        at_end = place > reach.entered
+        if not (any(p in read_at for p in edit.positions) if at_end else edit.positions[0] <= latest):
+            continue
+        if edit.value is None or clean is None:
             return False
         stood = clean[edit.coordinate][list(edit.positions)]
         if not torch.equal(edit.value.to(stood.dtype), stood):
             return False
     for cut in cell.cuts:
-        queries = read_at & set(cut.queries) if layer_of(cut.coordinate) == last_layer else cut.queries
+        if reach.order[Coordinate(*layer_of(cut.coordinate))] > reach.left:
+            continue
+        queries = read_at & set(cut.queries) if layer_of(cut.coordinate) == reach.last_layer else cut.queries
         if any(query <= latest and key < query for query in queries for key in cut.keys):
             return False
     return True

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from depthprobe.depth.cells import Cell, layer_of
 from depthprobe.depth.coordinates import Coordinate
-from depthprobe.depth.taps import Tap, first_argument, hidden
+from depthprobe.depth.taps import Tap, first_argument, hidden, replaced
 from depthprobe.errors import UserError
 from depthprobe.models.attend import Attend, attention
 from depthprobe.models.masks import Mask
@@ -98,9 +98,9 @@ def _before(calls: Mapping[int, list[_Row]]) -> Callable[..., Any]:
             return None
         changed = _changed(first_argument(args, kwargs), rows)
         if args:
-            return (_replaced(args[0], changed), *args[1:]), kwargs
+            return (replaced(args[0], changed), *args[1:]), kwargs
         key = "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))
-        return args, {**kwargs, key: _replaced(kwargs[key], changed)}
+        return args, {**kwargs, key: replaced(kwargs[key], changed)}
 
     return enter
 
@@ -111,7 +111,7 @@ def _after(calls: Mapping[int, list[_Row]]) -> Callable[..., Any]:
     def leave(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
         nonlocal count
         rows, count = calls.get(count), count + 1
-        return None if rows is None else _replaced(output, _changed(hidden(output), rows))
+        return None if rows is None else replaced(output, _changed(hidden(output), rows))
 
     return leave
 
@@ -128,14 +128,9 @@ def _skipping(calls: Mapping[int, list[_Row]]) -> tuple[Callable[..., Any], Call
     def leave(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
         nonlocal count
         rows, count = calls.get(count), count + 1
-        return None if rows is None else _replaced(output, _changed(hidden(output), rows, entered))
+        return None if rows is None else replaced(output, _changed(hidden(output), rows, entered))
 
     return enter, leave
-
-
-def _replaced(value: Any, state: Tensor) -> Any:
-    """What a module takes or returns, with another residual in it."""
-    return state if isinstance(value, Tensor) else type(value)((_replaced(value[0], state), *value[1:]))
 
 
 @contextmanager

@@ -38,6 +38,10 @@ class NNsightModel(TappedModel):
         self._taps, self._tail = inner._taps, inner._tail
         self._envoys = {tap.path: wrapped.get(tap.path) for tap in self._taps.values()}
 
+    @property
+    def _beneath(self) -> TappedModel:
+        return self._inner  # the same module; a trace around each forward would only cost
+
     def _is_normed(self, coordinate: Coordinate) -> bool:
         return self._inner._is_normed(coordinate)
 

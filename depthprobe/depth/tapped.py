@@ -14,7 +14,8 @@ from depthprobe.depth.coordinates import Coordinate
 from depthprobe.depth.model import DepthModel
 from depthprobe.depth.reading import HeadAt
 from depthprobe.depth.request import Caught, Request
-from depthprobe.depth.resume import MAX_BYTES, resume
+from depthprobe.depth.resume import MAX_BYTES, ResumePlan, plan_resume, resume
+from depthprobe.depth.suffix_check import Support
 from depthprobe.depth.taps import Tap, tapped
 
 
@@ -22,6 +23,7 @@ class TappedModel(DepthModel):
     """A `DepthModel` whose points are taps. A subclass fills `_taps`, in the order of execution, and `_tail`."""
 
     _taps: dict[Coordinate, Tap]
+    _suffix: Support | str | None = None
 
     @property
     def points(self) -> tuple[Coordinate, ...]:
@@ -31,6 +33,11 @@ class TappedModel(DepthModel):
     def taps(self) -> Mapping[Coordinate, Tap]:
         """Where each point lies in `self.model`."""
         return self._taps
+
+    @property
+    def _beneath(self) -> TappedModel:
+        """The model that runs changed forwards: this one, or one over the same module that does it better."""
+        return self
 
     def resume(
         self,
@@ -50,14 +57,31 @@ class TappedModel(DepthModel):
             read: the P tokens to read; default: the last.
             coordinates: the depths to read there; default: the last of the axis, which `readout` turns into logits.
             engine: "suffix" recomputes only the layers and tokens that a cell can change, "hooks" runs whole rows
-                (slow, and the reference); "auto": the first where the architecture is known to allow it.
+                (slow, and the reference); "auto": the first where it has been tried to give the same (once a model).
             max_bytes: memory for the sweep beyond the model; it is split accordingly.
 
         Raises:
             UserError: a cell that does not fit the model or the prompt; an engine that cannot run it; a batch in
                 which the unpatched row does not reproduce the clean run.
         """
-        return resume(self, input_ids, cells, read, coordinates, engine, max_bytes)
+        return resume(self._beneath, input_ids, cells, read, coordinates, engine, max_bytes)
+
+    def plan_resume(
+        self,
+        input_ids: Tensor,
+        cells: Sequence[Cell],
+        read: Sequence[int] | None = None,
+        coordinates: Sequence[Coordinate] | None = None,
+        *,
+        engine: str = "auto",
+        max_bytes: int = MAX_BYTES,
+    ) -> ResumePlan:
+        """What such a call of `resume` would take, without running it: cells, batches, FLOPs and bytes.
+
+        Arguments and errors are those of `resume`. Values are not looked at: a cell that puts what stands there
+        counts as one that runs.
+        """
+        return plan_resume(self._beneath, input_ids, cells, read, coordinates, engine, max_bytes)
 
     def flops_per_token(self, length: int) -> float:
         """Of the matrix products of all layers (not the head) for one token of a row of S, attention included."""

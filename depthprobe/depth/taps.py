@@ -33,6 +33,11 @@ def hidden(value: Any) -> Tensor:
     return value
 
 
+def replaced(value: Any, state: Tensor) -> Any:
+    """What a module takes or returns, with another residual in it."""
+    return state if isinstance(value, Tensor) else type(value)((replaced(value[0], state), *value[1:]))
+
+
 def first_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     """The residual among what a module is given."""
     if args:
