@@ -1,23 +1,25 @@
 """Effective depth by hops: the table `effective` → profiles, one number an item, its slope, a sentence.
 
-A model uses more depth on harder items if what its output rests on lies deeper the more hops are asked. Two numbers an
-item say where it lies, and one says how much of the depth counts at all; all are shares of the layers that run (those
-of every loop, prelude and coda included), 0 … 1:
+One number an item says how much of the depth counts, and two say where it lies; all are shares of the layers that run
+(those of every loop, prelude and coda included), 0 … 1:
 
+    used_share   the share of layers whose skip moves the output by a KL of more than `USED` nats
     half_depth   the depth before which half of the skip effect lies: the KL of the output when one layer is skipped,
                  added up over layers from the first on, reaches half of its total (linearly within a layer)
     half_later   the same of `later_others`: half of what later layers at the answer token owe to a layer at the tokens
                  before it. The last layer has none
-    used_share   the share of layers whose skip moves the output by a KL of more than `USED` nats
 
-The first and the last are null for a model of which every layer's skip does the same, as when loops of one layer share
+A model uses more depth on harder items if `used_share` rises with hops. Where the effect lies is another matter: loops
+repair what an earlier one left out, until an item needs them all, so a point that moves *up* can mean more depth used.
+The first two are null for a model of which every layer's skip does the same, as when loops of one layer share
 it: leaving any of them out is to run one less, and where that one is placed says nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -40,13 +42,13 @@ EFFECTIVE_MEASURES = (
 )  # fmt: skip
 
 #: One number an item about its whole depth.
-EFFECTIVE_DEPTHS = ("half_depth", "half_later", "used_share")
+EFFECTIVE_DEPTHS = ("used_share", "half_depth", "half_later")
 
 #: A layer counts as used if its skip moves the output by more than this KL, in nats.
 USED = 0.1
 
-#: Skips that differ by less than this share are the same.
-_SAME = 1e-3
+#: Skips that differ by less than this share are the same; sums below `_NOISE` (nats) are rounding, and have no half.
+_SAME, _NOISE = 1e-3, 1e-5
 _KEYS = ("item", "story", "cluster", "task", "hops")
 _AXIS = ("depth", "loop", "layer", "site")
 _NO_PLACE = "skipping any of its layers does the same"
@@ -106,7 +108,7 @@ class _Grid:
         """Whether every layer's skip does the same, and something."""
         kl = self.of_layers("skip_kl")
         spread = np.ptp(kl, axis=1)
-        return kl.shape[1] > 1 and bool(kl.max() > 0 and (spread <= _SAME * kl.max(axis=1)).all())
+        return kl.shape[1] > 1 and bool(kl.max() > _NOISE and (spread <= _SAME * kl.max(axis=1) + _NOISE).all())
 
     def depths(self, used: float) -> dict[str, np.ndarray]:
         """`EFFECTIVE_DEPTHS` → [I] float64, NaN where an item does not have it."""
@@ -114,14 +116,14 @@ class _Grid:
         half, share = _half(kl), (kl > used).mean(axis=1)
         if self.placeless:
             half, share = np.full_like(half, np.nan), np.full_like(share, np.nan)
-        return {"half_depth": half, "half_later": _half(np.nan_to_num(later)), "used_share": share}
+        return {"used_share": share, "half_depth": half, "half_later": _half(np.nan_to_num(later))}
 
 
 def _half(effects: np.ndarray) -> np.ndarray:
-    """Share of the layers before which half of a total lies: [I, L] ≥ 0 → [I], NaN where the total is 0."""
+    """Share of the layers before which half of a total lies: [I, L] ≥ 0 → [I], NaN where the total is nothing."""
     total = effects.sum(axis=1)
     found = np.full(len(effects), np.nan)
-    for row in np.flatnonzero(total > 0):
+    for row in np.flatnonzero(total > _NOISE):
         reached = np.concatenate([[0.0], np.cumsum(effects[row])])
         layer = int(np.searchsorted(reached, total[row] / 2))  # the first layer behind which half is reached
         within = (total[row] / 2 - reached[layer - 1]) / effects[row, layer - 1]
@@ -241,7 +243,7 @@ def _known(value: float) -> float | None:
 
 
 def effective_sentence(found: Mapping[str, pl.DataFrame], task: str, name: str) -> str:
-    """One sentence for the summary: where the effect of a model's layers lies, and whether it moves with hops.
+    """One sentence for the summary: how many of a model's layers count, where, and whether that moves with hops.
 
     Args:
         found: what `analyse_effective` returned; `name`: of the model.
@@ -249,36 +251,44 @@ def effective_sentence(found: Mapping[str, pl.DataFrame], task: str, name: str) 
     slopes = {row["quantity"]: row for row in found["effective_slopes"].filter(pl.col("task") == task).to_dicts()}
     if not slopes:
         raise UserError(f"there are no rows of the task '{task}'", where="table effective_slopes")
-    if slopes["half_depth"]["reason"] == _NO_PLACE:
-        start = f"On {task}, leaving out any one layer of {name} is the same, so skips do not say where depth is used"
-        told = _told(found, task, "half_later", slopes["half_later"])
-        more = f"; half of what later layers at the answer owe to earlier tokens lies {told}" if told else ""
-        return f"{start}{more}."
-    told = _told(found, task, "half_depth", slopes["half_depth"])
-    if not told:
-        return f"On {task}, skipping a layer changes nothing that {name} says."
-    return f"On {task}, half of what {name}'s output loses when a layer is skipped lies {told}."
+    means = found["effective_depths"].filter(pl.col("task") == task).sort("hops")
+    at = {name: means.filter(pl.col("quantity") == name).to_dicts() for name in EFFECTIVE_DEPTHS}
+    if slopes["used_share"]["reason"] == _NO_PLACE:
+        said = f"On {task}, leaving out any one layer of {name} is the same, so skips do not say where depth is used"
+        if at["half_later"]:
+            where, moved = _places(at["half_later"]), _moved(slopes["half_later"], "deeper", "less deep")
+            said += f"; half of what later layers at the answer owe to earlier tokens lies before {where} of its depth"
+            said += f", {moved}"
+        return said + "."
+    said = (
+        f"On {task}, {_places(at['used_share'])} of {name}'s layers move its output when skipped (by a KL above "
+        f"{USED} nats), {_moved(slopes['used_share'], 'more of them', 'fewer of them')}"
+    )
+    if at["half_depth"]:
+        said += f"; half of the effect of all skips lies before {_places(at['half_depth'])} of the depth"
+        if slopes["half_depth"]["slope"] is not None:
+            said += f", {_moved(slopes['half_depth'], 'deeper', 'less deep')}"
+    return said + "."
 
 
-def _told(found: Mapping[str, pl.DataFrame], task: str, quantity: str, slope: Mapping[str, float | int | str]) -> str:
-    rows = found["effective_depths"].filter(pl.col("task") == task, pl.col("quantity") == quantity).sort("hops")
-    if rows.is_empty():
-        return ""
-    places = [f"{100 * row['mean']:.0f} % of its depth at {_hops(row['hops'])}" for row in rows.to_dicts()]
-    where = "before " + places[0] + (f" and before {places[-1]}" if len(places) > 1 else "")
+def _places(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The share at the fewest and at the most hops."""
+    ends = rows if len(rows) == 1 else (rows[0], rows[-1])
+    return " and ".join(f"{100 * row['mean']:.0f} % (at {_hops(row['hops'])})" for row in ends)
+
+
+def _moved(slope: Mapping[str, Any], more: str, less: str) -> str:
     value, low, high = slope["slope"], slope["low"], slope["high"]
     if value is None:
-        return f"{where}; whether it moves with hops is not told: {slope['reason']}"
-    change = f"{100 * float(value):+.1f} points per hop"
+        return f"whether that changes with hops is not told: {slope['reason']}"
+    change = f"{100 * value:+.1f} points per hop"
     if low is None or high is None:
-        return f"{where} ({change}, without an interval)"
-    change += f", 95 % interval {100 * float(low):+.1f} to {100 * float(high):+.1f}"
+        return f"{change}, without an interval"
+    change += f", 95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
     asked = f"{slope['n_stories']} stories in {slope['n_clusters']} clusters"
-    if float(low) > 0:
-        return f"{where}, deeper the more hops are asked ({change}; {asked})"
-    if float(high) < 0:
-        return f"{where}, less deep, not deeper, the more hops are asked ({change}; {asked})"
-    return f"{where}, with no change by hops measured ({change}, which includes 0; {asked})"
+    if low > 0 or high < 0:
+        return f"{more if low > 0 else less} the more hops are asked ({change}; {asked})"
+    return f"with no change by hops measured ({change}, which includes 0; {asked})"
 
 
 def _hops(k: int) -> str:

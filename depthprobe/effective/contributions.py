@@ -1,79 +1,55 @@
 """What each part adds to the residual: ‖Δ‖ / ‖h‖ and the cosine of Δ and h, h being what it got.
 
-As in "Do Language Models Use Their Depth Efficiently?" (Csordás, Manning and Potts 2025, 2505.13898), section 3.1. A
-ratio near 0 is a layer that does little; a cosine below 0 one that erases, above 0 one that amplifies what is there.
+As in "Do Language Models Use Their Depth Efficiently?" (Csordás, Manning and Potts 2025, 2505.13898), of whole blocks.
+A ratio near 0 is a layer that does little; a cosine below 0 one that erases, above 0 one that amplifies what is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from depthprobe.depth import DepthModel
-from depthprobe.effective.parts import Part
-
-T = TypeVar("T")
-#: Bytes of states that are held at once; what needs more is run again for the rest.
-STATE_BYTES = 1 << 27
+from depthprobe.effective.parts import STATE_BYTES, Part, around
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """Of one part; floats, natural ratios.
+    """Of one part.
 
     Attributes:
-        norm, cosine: at the last token.
+        norm, cosine: ‖Δ‖ / ‖h‖ and cos(Δ, h) at the last token; the cosine is 0 where either has no length.
         norm_all, cosine_all: averaged over the tokens that are counted.
-        idle_last, idle_before: skipping it changes nothing, bit for bit, at the last token; at those before it.
     """
 
     norm: float
     cosine: float
     norm_all: float
     cosine_all: float
-    idle_last: bool
-    idle_before: bool
 
 
-def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Runs of at most `size` (at least 1)."""
-    size = max(1, size)
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
-
-
-@torch.inference_mode()
 def contributions(
     model: DepthModel, ids: Tensor, parts: Sequence[Part], spared: int, state_bytes: int = STATE_BYTES
 ) -> list[Contribution]:
-    """One a part, at the tokens of one prompt.
+    """One a part, at the tokens of one prompt, in float32.
 
     Args:
         ids: int64 [S], without padding.
         spared: so many tokens at the front are not averaged over.
+        state_bytes: of states that are held at once.
     """
-    each = 2 * len(ids) * model.width * model.dtype.itemsize
-    found: list[Contribution] = []
-    for some in chunks(parts, state_bytes // each):
-        points = tuple({point for part in some for point in (part.entered, part.left)})
-        states = model.capture(ids[None], positions="all", coordinates=points, logits=False).states
-        found += [_contribution(part, states[part.entered][0], states[part.left][0], spared) for part in some]
-    return found
+    return [_of(before, behind, spared) for _, before, behind in around(model, ids, parts, state_bytes)]
 
 
-def _contribution(part: Part, entered: Tensor, left: Tensor, spared: int) -> Contribution:
-    same = (part.skipped_state(entered) == left).all(-1).tolist()  # [S]
-    h = entered.float()
-    delta = left.float() - h
+def _of(before: Tensor, behind: Tensor, spared: int) -> Contribution:
+    h = before.float()
+    delta = behind.float() - h
     size, base = delta.norm(dim=-1), h.norm(dim=-1)
-    ratio = size / base.clamp(min=torch.finfo(torch.float32).tiny)
-    cosine = torch.linalg.vecdot(delta, h) / (size * base).clamp(min=torch.finfo(torch.float32).tiny)
-    counted = slice(min(spared, len(h) - 1), None)
+    tiny = torch.finfo(torch.float32).tiny
+    ratio, cosine = size / base.clamp(min=tiny), torch.linalg.vecdot(delta, h) / (size * base).clamp(min=tiny)
     return Contribution(
-        float(ratio[-1]), float(cosine[-1]), float(ratio[counted].mean()), float(cosine[counted].mean()),
-        same[-1], all(same[:-1]),
-    )  # fmt: skip
+        float(ratio[-1]), float(cosine[-1]), float(ratio[spared:].mean()), float(cosine[spared:].mean())
+    )

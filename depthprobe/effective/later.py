@@ -16,10 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from depthprobe.depth import Cell, Coordinate
 from depthprobe.depth.tapped import TappedModel
-from depthprobe.effective.contributions import STATE_BYTES, chunks
-from depthprobe.effective.parts import Part, entry_of
+from depthprobe.effective.parts import STATE_BYTES, Part, around, cell_bytes, chunks, entry_of
 
 #: A contribution below this share of the residual is taken for so large: nothing is divided by rounding.
 FLOOR = 1e-6
@@ -31,8 +29,6 @@ def later_changes(
     ids: Tensor,
     parts: Sequence[Part],
     positions: tuple[int, ...],
-    idle: Sequence[bool],
-    begun: dict[Coordinate, Tensor],
     *,
     engine: str,
     max_bytes: int,
@@ -43,8 +39,6 @@ def later_changes(
     Args:
         ids: int64 [S], a prompt.
         positions: the tokens at which each part is skipped.
-        idle: whether a part is known to change nothing there.
-        begun: states [S, d] at which the loops begin.
         engine, max_bytes: as `DepthModel.resume` takes them.
         state_bytes: of the clean states, and of the changed ones, that are held at once.
 
@@ -56,11 +50,15 @@ def later_changes(
     totals = [0.0] * len(parts)
     layers = max((part.later for part in parts), key=len, default=())
     point_bytes = 2 * model.width * model.dtype.itemsize  # before and behind a layer
+    put = cell_bytes(model, ids, parts)
     for some in chunks(layers, state_bytes // (point_bytes * len(ids))):
         read = tuple(point for layer in some for point in (entry_of(layer), layer))
-        affecting = [n for n, part in enumerate(parts) if some[-1] in part.later and not idle[n]]
-        for numbers in chunks(affecting, state_bytes // (point_bytes * len(some))):
-            cells = [Cell((parts[n].skipped(positions, begun),)) for n in numbers]
+        affecting = [n for n, part in enumerate(parts) if some[-1] in part.later]
+        for numbers in chunks(affecting, state_bytes // max(point_bytes * len(some), put)):
+            cells = [
+                part.skipped(positions, before, behind)
+                for part, before, behind in around(model, ids, [parts[n] for n in numbers], state_bytes)
+            ]
             resumed = model.resume(ids, cells, coordinates=read, engine=engine, max_bytes=max_bytes)
             for layer in some:
                 before, after = entry_of(layer), layer

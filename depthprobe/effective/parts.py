@@ -18,15 +18,19 @@ with to the state that it began with, so that its work is lost, though other tok
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from depthprobe.depth import Coordinate, DepthModel, Edit, LoopedModel
+from depthprobe.depth import Cell, Coordinate, DepthModel, Edit, LoopedModel
 
+T = TypeVar("T")
 LOOP = "loop"
+#: Bytes of states that are held at once; what needs more is run again for the rest.
+STATE_BYTES = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +54,16 @@ class Part:
     zero: bool
     later: tuple[Coordinate, ...]
 
-    def skipped(self, positions: tuple[int, ...], states: Mapping[Coordinate, Tensor]) -> Edit:
-        """The edit that leaves it out for some tokens; states: [S, d] of the clean run at `entered`, for a loop."""
-        if self.site != LOOP:
-            return Edit(self.left, positions, None)
-        return Edit(self.left, positions, self.skipped_state(states[self.entered][list(positions)]))
+    def skipped(self, positions: tuple[int, ...], entered: Tensor, left: Tensor) -> Cell:
+        """The changed forward in which some tokens skip it; [S, d] each, of the unchanged one.
 
-    def skipped_state(self, entered: Tensor) -> Tensor:
-        """What stands at `left` of tokens that skip the part and stood at `entered` so, [..., d]."""
-        return torch.zeros_like(entered) if self.zero else entered
+        A part that does nothing for these tokens, bit for bit, gives a cell that changes nothing.
+        """
+        at = list(positions)
+        kept = torch.zeros_like(entered[at]) if self.zero else entered[at]
+        if torch.equal(kept, left[at]):
+            return Cell()
+        return Cell((Edit(self.left, positions, kept if self.site == LOOP else None),))
 
 
 def entry_of(layer: Coordinate) -> Coordinate:
@@ -86,3 +91,28 @@ def parts_of(model: DepthModel) -> tuple[Part, ...]:
         else:
             found.append(Part(end, place[end], LOOP, entry_of(first), last, False, later))
     return tuple(sorted(found, key=lambda part: (part.depth, part.site != "resid_post")))
+
+
+@torch.inference_mode()
+def around(
+    model: DepthModel, ids: Tensor, parts: Sequence[Part], state_bytes: int = STATE_BYTES
+) -> Iterator[tuple[Part, Tensor, Tensor]]:
+    """(part, the states before and behind it, [S, d] each) of a forward of `ids`, int64 [S]; parts come in chunks."""
+    each = 2 * len(ids) * model.width * model.dtype.itemsize
+    for some in chunks(parts, state_bytes // each):
+        points = tuple({point for part in some for point in (part.entered, part.left)})
+        states = model.capture(ids[None], positions="all", coordinates=points, logits=False).states
+        for part in some:
+            yield part, states[part.entered][0], states[part.left][0]
+
+
+def cell_bytes(model: DepthModel, ids: Tensor, parts: Sequence[Part]) -> int:
+    """Of the states [S, d] that a cell puts in place: a skipped loop's; a skipped layer needs none."""
+    return len(ids) * model.width * model.dtype.itemsize if any(part.site == LOOP for part in parts) else 1
+
+
+def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Runs of at most `size` (at least 1)."""
+    size = max(1, size)
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

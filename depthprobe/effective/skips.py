@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from depthprobe.depth import Capture, Cell, Coordinate
+from depthprobe.depth import Capture
 from depthprobe.depth.tapped import TappedModel
-from depthprobe.effective.contributions import contributions
-from depthprobe.effective.parts import LOOP, Part
+from depthprobe.effective.parts import LOOP, STATE_BYTES, Part, around, cell_bytes, chunks
 from depthprobe.lens.reads import Reads
 from depthprobe.lens.scores import CandidateIndex
 from depthprobe.lens.targets import Path, Target
@@ -46,32 +45,38 @@ def skip_effects(
     spared: int,
     engine: str,
     max_bytes: int,
+    state_bytes: int = STATE_BYTES,
 ) -> Skipped:
     """Skip each part at all tokens (but the `spared` first) of the prompt and of what is read behind it.
 
     Args:
+        spared: fewer than the prompt has tokens.
         engine, max_bytes: as `DepthModel.resume` takes them.
+        state_bytes: of clean states that are held at once.
 
     Raises:
         UserError: without a part, an output is NaN or overflows (names item and part).
     """
     last = model.axis[-1]
     suffixes = wanted_suffixes(target)
-    found: dict[Path, Tensor] = {}  # suffix → [C + 1, d], the clean run last
+    found: dict[Path, Tensor] = {}  # suffix → [C + 1, d], the unchanged forward last
     for leaf in leaves(suffixes):
         ids = torch.tensor((*target.prompt_ids, *leaf), device=model.device)
         here = [suffix for suffix in suffixes if suffix not in found and leaf[: len(suffix)] == suffix]
         at = [len(target.prompt_ids) - 1 + len(suffix) for suffix in here]
-        begun = loop_starts(model, ids, parts)
-        positions = tuple(range(min(spared, len(ids) - 1), len(ids)))
-        # the unchanged forward stands for a part that does nothing
-        cells = [
-            Cell() if added.idle_last and added.idle_before else Cell((part.skipped(positions, begun),))
-            for part, added in zip(parts, contributions(model, ids, parts, spared), strict=True)
-        ]
-        resumed = model.resume(ids, cells, at, engine=engine, max_bytes=max_bytes)
-        for place, suffix in enumerate(here):
-            found[suffix] = torch.cat([resumed.states[last][:, place], resumed.clean[last][place : place + 1]])
+        positions = tuple(range(spared, len(ids)))
+        rows: list[Tensor] = []  # [cells, P, d] of each chunk
+        clean = torch.empty(0)
+        for some in chunks(parts, state_bytes // cell_bytes(model, ids, parts)):
+            cells = [
+                part.skipped(positions, before, behind)
+                for part, before, behind in around(model, ids, some, state_bytes)
+            ]
+            resumed = model.resume(ids, cells, at, engine=engine, max_bytes=max_bytes)
+            rows.append(resumed.states[last])
+            clean = resumed.clean[last][None]
+        whole = torch.cat([*rows, clean])
+        found |= {suffix: whole[:, place] for place, suffix in enumerate(here)}
     states = torch.stack([found[suffix] for suffix in suffixes])  # [N, C + 1, d]
     return _scored(model, target, parts, suffixes, states)
 
@@ -86,15 +91,6 @@ def wanted_suffixes(target: Target) -> list[Path]:
 def leaves(suffixes: Sequence[Path]) -> list[Path]:
     """Those that no other one begins with: running them runs all."""
     return [own for own in suffixes if not any(len(o) > len(own) and o[: len(own)] == own for o in suffixes)]
-
-
-def loop_starts(model: TappedModel, ids: Tensor, parts: Sequence[Part]) -> dict[Coordinate, Tensor]:
-    """States [S, d] at which loops begin: what a skip of theirs puts in place."""
-    points = tuple({part.entered for part in parts if part.site == LOOP})
-    if not points:
-        return {}
-    states = model.capture(ids[None], positions="all", coordinates=points, logits=False).states
-    return {point: state[0] for point, state in states.items()}
 
 
 def _scored(

@@ -21,10 +21,10 @@ from depthprobe import tables
 from depthprobe.depth import DepthModel
 from depthprobe.depth.resume import MAX_BYTES
 from depthprobe.depth.tapped import TappedModel
-from depthprobe.effective.contributions import STATE_BYTES, Contribution, contributions
+from depthprobe.effective.contributions import Contribution, contributions
 from depthprobe.effective.later import later_changes
-from depthprobe.effective.parts import Part, parts_of
-from depthprobe.effective.skips import TOP, Skipped, loop_starts, skip_effects
+from depthprobe.effective.parts import STATE_BYTES, Part, parts_of
+from depthprobe.effective.skips import TOP, Skipped, skip_effects
 from depthprobe.errors import UserError
 from depthprobe.lens.reads import run_batch
 from depthprobe.lens.table import n_batches
@@ -91,14 +91,11 @@ def effective_batch(
     for number, target in enumerate(targets):
         ids = torch.tensor(target.prompt_ids, device=model.device)
         end = len(ids) - 1
-        begun = loop_starts(model, ids, parts)
+        run: dict[str, Any] = {"engine": engine, "max_bytes": max_bytes, "state_bytes": state_bytes}
         added = contributions(model, ids, parts, spared, state_bytes)
-        last, before = [c.idle_last for c in added], [c.idle_before for c in added]
-        run: dict[str, Any] = {"engine": engine, "max_bytes": max_bytes}
         skipped = skip_effects(model, target, parts, spared=spared, **run)
-        run["state_bytes"] = state_bytes
-        same = later_changes(model, ids, parts, (end,), last, begun, **run)
-        others = later_changes(model, ids, parts, tuple(range(spared, end)), before, begun, **run)
+        same = later_changes(model, ids, parts, (end,), **run)
+        others = later_changes(model, ids, parts, tuple(range(spared, end)), **run)
         rows += _rows(target, parts, added, skipped, same, others, [part[number] for part in lens])
     return tables.conform("effective", rows)
 

@@ -61,20 +61,23 @@ def test_whole_loops_do_not_count_as_layers() -> None:
 
 
 def test_layers_that_all_do_the_same_have_no_place() -> None:
-    rows = table(lambda story, k: [k * 1.0, k * 1.0001, k * 1.0, k * 1.0])
+    # to some of them it makes no difference, up to rounding
+    rows = table(lambda story, k: [k * 1.0, k * 1.0001, k * 1.0, k * 1.0] if story % 2 else [1e-8, 2e-8, 0.0, 1e-8])
     found = analyse_effective(rows)
     assert found["effective_depths"]["quantity"].unique().to_list() == ["half_later"]
     reasons = dict(found["effective_slopes"].select("quantity", "reason").iter_rows())
     assert reasons["half_depth"] == reasons["used_share"] == "skipping any of its layers does the same"
     said = effective_sentence(found, "kinship", "ouro")
     assert said.startswith("On kinship, leaving out any one layer of ouro is the same, so skips do not say where depth")
-    assert "half of what later layers at the answer owe to earlier tokens lies before 38 % of its depth" in said
+    assert "half of what later layers at the answer owe to earlier tokens lies before 38 % (at 1 hop) and 38 %" in said
 
 
 def test_nothing_is_lost_anywhere() -> None:
     found = analyse_effective(table(lambda story, k: [0.0] * L))
     assert "half_depth" not in found["effective_depths"]["quantity"].to_list()
-    assert effective_sentence(found, "kinship", "it") == "On kinship, skipping a layer changes nothing that it says."
+    said = effective_sentence(found, "kinship", "it")
+    assert said.startswith("On kinship, 0 % (at 1 hop) and 0 % (at 3 hops) of it's layers move its output when skipped")
+    assert "half of the effect" not in said
     used = found["effective_slopes"].filter(pl.col("quantity") == "used_share").to_dicts()[0]
     assert used["slope"] == 0.0 and used["reason"] is None
 
@@ -101,7 +104,7 @@ def test_profiles_are_means_over_the_items_that_have_it() -> None:
 def test_slope_is_paired_and_refused_from_few_clusters() -> None:
     def deeper(story: int, k: int) -> list[float]:
         """Stories differ in level; with each hop a quarter of a layer moves from the first to the last."""
-        return [4.0 - k - 0.02 * story, 0.0, 0.0, 4.0 + k + 0.02 * story]
+        return [5.0 - k - 0.02 * story, 0.0, 0.0, 5.0 + k + 0.02 * story]
 
     rows = table(deeper)
     half = item_depths(rows)
@@ -110,7 +113,8 @@ def test_slope_is_paired_and_refused_from_few_clusters() -> None:
     assert row["slope"] == pytest.approx(np.mean(fits)) and row["low"] > 0 and row["reason"] is None
     assert (row["n_clusters"], row["n_stories"], row["n_items"]) == (60, 60, 180)
     said = effective_sentence(analyse_effective(rows), "kinship", "it")
-    assert "at 1 hop and before" in said and "at 3 hops, deeper the more hops are asked (+" in said
+    assert "(at 1 hop) and" in said and "(at 3 hops) of the depth, deeper the more hops are asked (+" in said
+    assert "50 % (at 1 hop) and 50 % (at 3 hops) of it's layers move its output when skipped (by a KL above 0.1" in said
     few = effective_slopes(table(deeper, stories=49)).filter(pl.col("quantity") == "half_depth").to_dicts()[0]
     assert few["slope"] is None and few["reason"] == "too few clusters (49 of 50)"
     assert "is not told: too few clusters" in effective_sentence(
@@ -122,10 +126,13 @@ def test_slope_is_paired_and_refused_from_few_clusters() -> None:
 
 def test_sentence_follows_the_interval() -> None:
     flat = analyse_effective(table(lambda story, k: [3.0 + 0.1 * k * (-1) ** story, 0.0, 0.0, 3.0]))
-    assert "with no change by hops measured" in effective_sentence(flat, "kinship", "it")
-    falling = analyse_effective(table(lambda story, k: [1.0, 1.0, 1.0, 6.0 - k]))
-    assert "less deep, not deeper, the more hops" in effective_sentence(falling, "kinship", "it")
-    assert "95 % interval -" in effective_sentence(falling, "kinship", "it")
+    assert "of the depth, with no change by hops measured" in effective_sentence(flat, "kinship", "it")
+    more = analyse_effective(table(lambda story, k: [4.0 - k, 0.0, 1.0 if k > 1 else 0.0, 3.0]))
+    said = effective_sentence(more, "kinship", "it")
+    assert "move its output when skipped (by a KL above 0.1 nats), more of them the more hops are asked (+12.5" in said
+    fewer = analyse_effective(table(lambda story, k: [1.0 / k**4, 1.0, 1.0, 6.0 - k]))
+    said = effective_sentence(fewer, "kinship", "it")
+    assert "nats), fewer of them the more hops are asked (-12.5" in said and "95 % interval -" in said
 
 
 def test_bad_tables() -> None:
