@@ -60,13 +60,14 @@ def patching_map(task: Task) -> Figure | None:
             "data": data,
             "layout": layout(
                 height=_ROW * len(roles) + 70,
-                xaxis=depth_axis(task.axis),
+                xaxis=_narrow_axis(task),
                 yaxis={
                     "title": "", "tickmode": "array", "tickvals": list(range(len(roles))),
-                    "ticktext": [role_name(role) for role in roles], "range": [len(roles) - 0.5, -0.5],
-                    "showgrid": False,
+                    "ticktext": [_in_two_lines(role_name(role)) for role in roles],
+                    "range": [len(roles) - 0.5, -0.5], "showgrid": False,
+                    "tickfont": {"size": 11.5, "color": "var(--soft)"},
                 },
-                left=128,
+                left=100,
             ),
         },
         alt=_alt(task, rows, roles, start),
@@ -241,6 +242,23 @@ def _cells(task: Task, part: pl.DataFrame, roles: list[str]) -> list[tuple[str, 
 
     depths = sorted({depth for _, depth in of})
     return [(task.axis.long(depth), *(shown(role, depth) for role in roles)) for depth in depths]
+
+
+def _narrow_axis(task: Task) -> dict[str, Any]:
+    """The depth axis beside long labels: on a phone there is no room for the depths within loops."""
+    axis = depth_axis(task.axis)
+    if task.axis.steps_per_loop > 1 and task.axis.looped:
+        kept = [i for i, depth in enumerate(axis["tickvals"]) if int(depth) in task.axis.between_loops]
+        axis |= {name: [axis[name][i] for i in kept] for name in ("tickvals", "ticktext")}
+    return axis
+
+
+def _in_two_lines(words: str) -> str:
+    """A long label, broken at the space nearest its middle."""
+    if len(words) <= 14:
+        return words
+    at = min((i for i, c in enumerate(words) if c == " "), key=lambda i: abs(i - len(words) / 2), default=0)
+    return f"{words[:at]}<br>{words[at + 1:]}" if at else words
 
 
 def _sheet(rows: pl.DataFrame) -> pl.DataFrame:
