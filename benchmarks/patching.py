@@ -167,6 +167,7 @@ def states_of(model: TappedModel, story: Story) -> dict[Coordinate, Tensor]:
     return {point: state[0] for point, state in states.items()}
 
 
+@torch.inference_mode()
 def ours(model: TappedModel, story: Story, states: dict[Coordinate, Tensor], max_bytes: int) -> tuple[Any, Tensor]:
     """The sweep: (what was run, logit differences [depths, tokens])."""
     tokens, last = range(story.changed, len(story.ids)), model.axis[-1]
