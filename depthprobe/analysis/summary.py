@@ -171,7 +171,7 @@ def _windows(name: str, rows: list[dict[str, Any]]) -> str:
     if arrives["slope"] is None and leaves["slope"] is None:
         return (
             f"By patching, whether {name} uses more depth with more hops is not told: {arrives['reason']}: "
-            "ask for more stories with --patch-items."
+            "ask for more stories with --probe-items."
         )
     said = [
         _moves("what the answer needs reaches the last token", arrives),

@@ -92,10 +92,11 @@ def command(
         str | None, typer.Option("--tuned", help="A tuned lens: a file of `depthprobe lens train`.")
     ] = None,
     probes: Annotated[
-        str | None, typer.Option("--probes", help="lens (the default), or lens,patching: states of a changed story.")
+        str | None,
+        typer.Option("--probes", help="lens, the default; with others: lens,patching,effective (skipped layers)."),
     ] = None,
-    patch_items: Annotated[
-        int | None, typer.Option("--patch-items", help="Stories of each task to patch, at every k. 8.")
+    probe_items: Annotated[
+        int | None, typer.Option("--probe-items", help="Stories of each task for probes beside the lens. 8.")
     ] = None,
     sites: Annotated[
         str | None,
@@ -137,7 +138,7 @@ def command(
         "lens": lens,
         "tuned": tuned,
         "probes": probes,
-        "patch_items": patch_items,
+        "probe_items": probe_items,
         "sites": sites,
         "max_memory": max_memory,
         "out": out,

@@ -72,7 +72,7 @@ class AnalyzeConfig:
         lens: "plain", the model's own norm and head alone, or "tuned", behind the translators of a tuned lens.
         tuned: the tuned lens, a file of `depthprobe lens train`; of lens "tuned" alone.
         probes: what is measured: the lens, always, and what stands beside it.
-        patch_items: stories of each task that are patched, at every hop count.
+        probe_items: stories of each task that the probes beside the lens take, at every hop count.
         sites: where they are patched.
     """
 
@@ -100,7 +100,7 @@ class AnalyzeConfig:
     lens: str = "plain"
     tuned: str | None = None
     probes: tuple[str, ...] = ("lens",)
-    patch_items: int = 8
+    probe_items: int = 8
     sites: tuple[str, ...] = ("resid_post",)
 
     @classmethod
@@ -138,12 +138,13 @@ class AnalyzeConfig:
                 remedy = f"ask for {HASHED_RELATIONS} hops or more too, or for --split any"
                 raise UserError(what, where="--split heldout", remedy=remedy)
             values.setdefault("split", "any")
-        if "patching" not in values.get("probes", cls.probes):
-            for name in ("patch_items", "sites"):
-                if name in values:
-                    option = name.replace("_", "-")
-                    what = f"--{option} says nothing without the patching probe"
-                    raise UserError(what, remedy="ask for --probes lens,patching, or leave it out")
+        asked = values.get("probes", cls.probes)
+        if "sites" in values and "patching" not in asked:
+            remedy = "ask for --probes lens,patching, or leave it out"
+            raise UserError("--sites says nothing without the patching probe", remedy=remedy)
+        if "probe_items" in values and asked == ("lens",):
+            remedy = "ask for --probes lens,patching, or leave it out"
+            raise UserError("--probe-items says nothing without a probe beside the lens", remedy=remedy)
         return cls(**values)
 
     def as_dict(self) -> dict[str, Any]:
@@ -334,6 +335,6 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "lens": _one_of(LENSES),
     "tuned": _text,
     "probes": _several(NAMES, "lens"),
-    "patch_items": _whole(1),
+    "probe_items": _whole(1),
     "sites": _several(SITES),
 }

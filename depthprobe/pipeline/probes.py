@@ -68,7 +68,7 @@ def _patching(model: DepthModel, prepared: Prepared, config: AnalyzeConfig, max_
     from depthprobe import patching
 
     work = patching.prepare_patching(
-        model, prepared.targets, n_stories=config.patch_items, sites=config.sites, max_bytes=max_bytes,
+        model, prepared.targets, n_stories=config.probe_items, sites=config.sites, max_bytes=max_bytes,
         seed=config.seed, bos=config.bos, chat=config.chat, remark=remark,
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ def _effective(model: DepthModel, prepared: Prepared, config: AnalyzeConfig, max
 
     del remark
     opened = tapped_model(model)
-    targets = first_stories(prepared.targets, config.patch_items)
+    targets = first_stories(prepared.targets, config.probe_items)
     parts = len(effective.parts_of(model))
 
     def cost(number: int) -> Cost:

@@ -157,7 +157,7 @@ def test_the_sentence_says_how_sure() -> None:
     assert "earlier, not later" in said(ladder(60, -0.3))
     assert "no change with hops was measured of when" in said(ladder(60, 0.0))
     assert "includes 0" in said(ladder(60, 0.0))
-    assert "too few clusters (10 of 50): ask for more stories with --patch-items" in said(ladder(10, 0.8))
+    assert "too few clusters (10 of 50): ask for more stories with --probe-items" in said(ladder(10, 0.8))
     wrong = ladder(3, 0.8).with_columns(both_right=pl.lit(False))
     assert "answers no pair of stories right on both" in said(wrong)
 

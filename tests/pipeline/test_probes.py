@@ -19,7 +19,7 @@ from depthprobe.runs import files
 
 SMALL: dict[str, Any] = {
     "task": "kinship", "hops": "1-2", "n": 2, "batch_size": 4, "resamples": 100, "browse": 0,
-    "probes": "lens,patching", "patch_items": 1,
+    "probes": "lens,patching", "probe_items": 1,
 }  # fmt: skip
 CAUSAL = {"donors", "patching", "knockout", "windows", "window_slopes", "patching_by_role", "knockout_by_depth"}
 
@@ -92,7 +92,7 @@ def test_killed_between_parts_and_resumed(
 
 
 def test_a_run_without_the_probe_has_none_of_its_tables(tiny: Path, tmp_path: Path) -> None:
-    plain = {name: value for name, value in SMALL.items() if name not in ("probes", "patch_items")}
+    plain = {name: value for name, value in SMALL.items() if name not in ("probes", "probe_items")}
     result = depthprobe.analyze(str(tiny), out=tmp_path / "run", **plain)
     assert not {name.removesuffix(".parquet") for name in bytes_of(result.folder)} & CAUSAL
     assert result.summary["tasks"][0]["windows"] == [] and "By patching" not in result.summary["headline"]
@@ -105,9 +105,9 @@ def test_a_run_without_the_probe_has_none_of_its_tables(tiny: Path, tmp_path: Pa
         ({"probes": "lens,magic"}, "there is no 'magic'"),
         ({"probes": ""}, "there is no ''"),
         ({"sites": "attn_out"}, "--sites says nothing without the patching probe"),
-        ({"patch_items": 3}, "--patch-items says nothing without the patching probe"),
+        ({"probe_items": 3}, "--probe-items says nothing without a probe beside the lens"),
         ({"probes": "lens,patching", "sites": "attention"}, "there is no 'attention'"),
-        ({"probes": "lens,patching", "patch_items": 0}, "at least 1, got 0"),
+        ({"probes": "lens,patching", "probe_items": 0}, "at least 1, got 0"),
     ],
 )
 def test_bad_options(options: dict[str, Any], text: str) -> None:
@@ -143,7 +143,7 @@ def test_a_dry_run_says_what_a_run_takes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ["analyze", str(tiny), "--task", "kinship", "--hops", "1-2", "--n", "2", "--dry-run"]
-    assert main([*arguments, "--probes", "lens,patching", "--patch-items", "2", "--json"]) == 0
+    assert main([*arguments, "--probes", "lens,patching", "--probe-items", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     lens, patching = told["probes"]
     assert (lens["items"], lens["cells"], patching["items"]) == (4, 4, 4)
