@@ -8,7 +8,9 @@ its first depth, is *censored*; one that goes back by more than `BACK` on its wa
 and kept.
 
 In a model with loops the source is read where this and all later loops are patched (span "later"), if that was swept:
-loops that read the embedding again have the old word back after one, however late it is needed.
+loops that read the embedding again have the old word back after one, however late it is needed. Of a loop's layers that
+one stands for it at which patching from the first loop on moves most, over all pairs: what another layer of the same
+loop still reads of the word is not kept away there.
 
 Only pairs that the model answers right on both stories enter, and no controls.
 """
@@ -25,7 +27,7 @@ from depthprobe.analysis.bootstrap import mean_interval
 from depthprobe.analysis.grid import with_clusters
 from depthprobe.analysis.slopes import paired_slope
 
-__all__ = ["BACK", "ENDS", "knockout_by_depth_table", "patching_by_role_table", "patching_tables",
+__all__ = ["BACK", "ENDS", "knockout_by_depth_table", "patching_by_role_table", "patching_tables", "site_of",
            "window_slopes_table", "windows_table"]  # fmt: skip
 
 #: End → (role, whether its effect rises along the depth).
@@ -71,10 +73,13 @@ def windows_table(patching: pl.DataFrame, axis: pl.DataFrame) -> pl.DataFrame:
     for end, (role, rising) in ENDS.items():
         of_role = curves.filter(pl.col("role") == role)
         for (site,), of_site in sorted(of_role.partition_by("site", as_dict=True).items()):
-            span = "later" if not rising and "later" in of_site["span"] else "one"
+            later = of_site.filter(pl.col("span") == "later")
+            if rising or later.is_empty():
+                kept = of_site.filter(pl.col("span") == "one")
+            else:
+                kept = pl.concat([_one_layer(own, axis) for own in later.partition_by("task")])
             cells = (
-                of_site.filter(pl.col("span") == span)
-                .group_by(*_ITEM, "depth")
+                kept.group_by(*_ITEM, "depth")
                 .agg(pl.col("effect").cast(pl.Float64).mean(), pl.col("loop").first())
                 .sort("task", "story", "hops", "item", "depth")
             )
@@ -82,6 +87,19 @@ def windows_table(patching: pl.DataFrame, axis: pl.DataFrame) -> pl.DataFrame:
                 about = dict(zip(_ITEM, keys, strict=True)) | {"end": end, "site": site}
                 rows.append(about | _window(curve, axis, rising))
     return tables.conform("windows", rows)
+
+
+def _one_layer(later: pl.DataFrame, axis: pl.DataFrame) -> pl.DataFrame:
+    """Of each loop the one layer that stands for it; what lies before, behind and at the very end stays."""
+    loops = axis.filter("is_loop_end")["loop"]
+    if len(loops) < 2:
+        return later
+    first = later.filter(pl.col("loop") == loops.min()).group_by("layer").agg(pl.col("effect").mean())
+    if first.is_empty():
+        return later
+    layer = first.sort(["effect", "layer"], descending=[True, False])["layer"][0]
+    end = axis["depth"].max()
+    return later.filter(~pl.col("loop").is_in(loops.to_list()) | (pl.col("layer") == layer) | (pl.col("depth") == end))
 
 
 def _window(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool) -> dict[str, object]:
@@ -134,10 +152,17 @@ def _loops(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool) -> float | Non
     return crossing(np.array([float(loop) for loop, _ in read]), values, rising)
 
 
+def site_of(windows: pl.DataFrame, end: str) -> str:
+    """The site that is told of: what layers read for the source, what they leave for the destination, if swept."""
+    sites = windows.filter(pl.col("end") == end)["site"].unique().to_list()
+    liked = ("resid_pre", "resid_post") if end == "source" else ("resid_post", "resid_pre")
+    return next((site for site in (*liked, "loop_state", *sorted(sites)) if site in sites), "")
+
+
 def window_slopes_table(
     windows: pl.DataFrame, patching: pl.DataFrame, *, seed: int = 0, resamples: int = 2000
 ) -> pl.DataFrame:
-    """The `window_slopes` table: change per hop, paired by story, of the sweep over residuals (else of loop states).
+    """The `window_slopes` table: change per hop, paired by story, at the site of each end (`site_of`).
 
     Args:
         patching: all rows, from which clusters are known before any pair is left out.
@@ -151,9 +176,8 @@ def window_slopes_table(
     ).items():
         clusters = with_clusters(of_task).select("item", "whole")
         own = windows.filter(pl.col("task") == task)
-        site = next((s for s in ("resid_post", "loop_state", "resid_pre") if s in own["site"]), "")
         for end in ENDS:
-            pairs = own.filter((pl.col("end") == end) & (pl.col("site") == site))
+            pairs = own.filter((pl.col("end") == end) & (pl.col("site") == site_of(own, end)))
             shares = {
                 "share_censored": pairs["censored"].mean(),
                 "share_nonmonotone": (~pairs["monotone"]).mean(),
