@@ -14,8 +14,12 @@ import polars as pl
 
 from depthprobe import tables
 from depthprobe.analysis.effective import effective_sentence
+from depthprobe.analysis.windows import ENDS, site_of
 
 __all__ = ["summarise"]
+
+#: A window that moves by a smaller share of the depth per hop is not said to move, however sure that is.
+LEAST_MOVED = 5e-4
 
 
 def summarise(found: Mapping[str, pl.DataFrame], *, name: str, exit_q: float | None = None) -> dict[str, Any]:
@@ -30,8 +34,8 @@ def summarise(found: Mapping[str, pl.DataFrame], *, name: str, exit_q: float | N
         model, headline (all tasks' sentences) and tasks: one dict per task with headline, unit ("loops",
         "layers" of an ordinary transformer, or "readouts", the steps of a looped model's axis), n_stories,
         n_items, hops (one dict per k: accuracy at full depth, strongest shortcut, mean settling depth and
-        gate exit), slopes, differences, exit (at the model's own q), windows (slopes of patching's windows; empty
-        without patching) and effective (likewise of effective depth).
+        gate exit), slopes, differences, exit (at the model's own q), windows (slopes of patching's windows, and of a
+        crossing its mean, as a share of the depth; empty without patching) and effective (slopes of effective depth).
     """
     shortcuts = found.get("shortcuts", tables.empty("shortcuts"))
     names = found["settling"]["task"].unique().sort().to_list()
@@ -62,7 +66,7 @@ def _of_task(
         "slopes": own["slopes"].drop("task").to_dicts(),
         "differences": own["differences"].drop("task").to_dicts(),
         "exit": _exit(own["exits"], exit_q),
-        "windows": own["window_slopes"].drop("task").to_dicts() if "window_slopes" in own else [],
+        "windows": _window_rows(own),
     }
     probed = "effective_slopes" in own and own["effective_slopes"].height > 0
     summary["effective"] = own["effective_slopes"].drop("task").to_dicts() if probed else []
@@ -163,6 +167,20 @@ def _first_loop(row: dict[str, Any]) -> str:
     return f"No accuracy difference between one loop and all was measured {at} ({points}, which includes 0)."
 
 
+def _window_rows(own: Mapping[str, pl.DataFrame]) -> list[dict[str, Any]]:
+    if "window_slopes" not in own:
+        return []
+    windows = own["windows"]
+    means = {
+        end: windows.filter((pl.col("end") == end) & (pl.col("site") == site_of(windows, end)))["relative"].mean()
+        for end in ENDS
+    }
+    rows = own["window_slopes"].drop("task").to_dicts()
+    relative = "_crossed_relative"
+    return [row | {"mean": means.get(q.removesuffix(relative)) if (q := row["quantity"]).endswith(relative) else None}
+            for row in rows]  # fmt: skip
+
+
 def _windows(name: str, rows: list[dict[str, Any]]) -> str:
     found = {row["quantity"]: row for row in rows}
     arrives, leaves = found["destination_crossed_relative"], found["source_crossed_relative"]
@@ -184,10 +202,14 @@ def _windows(name: str, rows: list[dict[str, Any]]) -> str:
 def _moves(what: str, row: dict[str, Any]) -> str:
     if row["slope"] is None:
         return ""
-    shares = f"{100 * row['slope']:+.1f} % of the depth per hop"
-    change = f"{shares}, 95 % interval {100 * row['low']:+.1f} to {100 * row['high']:+.1f}"
+    change = f"{100 * row['slope']:+.1f} % of the depth per hop, 95 % interval {100 * row['low']:+.1f} to "
+    change += f"{100 * row['high']:+.1f}"
+    if row["mean"] is not None:
+        change += f"; on average at {100 * row['mean']:.0f} %"
     if row["share_censored"]:
         change += f"; {100 * row['share_censored']:.0f} % of the pairs never cross"
+    if abs(row["slope"]) < LEAST_MOVED:
+        return f"when {what} hardly changes with hops ({change})"
     if row["low"] > 0:
         return f"{what} later the more hops are asked ({change})"
     if row["high"] < 0:

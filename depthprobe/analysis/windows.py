@@ -8,8 +8,9 @@ its first depth, is *censored*; one that goes back by more than `BACK` on its wa
 and kept.
 
 In a model with loops the source is read where this and all later loops are patched (span "later"), if that was swept:
-loops that read the embedding again have the old word back after one, however late it is needed. Behind the layer that
-reads it in each loop it has no effect, and before it in the next it has one again: so a loop counts with its largest.
+loops that read the embedding again have the old word back after one, however late it is needed. Of a loop's layers that
+one stands for it at which patching from the first loop on moves most, over all pairs: what another layer of the same
+loop still reads of the word is not kept away there.
 
 Only pairs that the model answers right on both stories enter, and no controls.
 """
@@ -26,7 +27,7 @@ from depthprobe.analysis.bootstrap import mean_interval
 from depthprobe.analysis.grid import with_clusters
 from depthprobe.analysis.slopes import paired_slope
 
-__all__ = ["BACK", "ENDS", "knockout_by_depth_table", "patching_by_role_table", "patching_tables",
+__all__ = ["BACK", "ENDS", "knockout_by_depth_table", "patching_by_role_table", "patching_tables", "site_of",
            "window_slopes_table", "windows_table"]  # fmt: skip
 
 #: End → (role, whether its effect rises along the depth).
@@ -72,36 +73,36 @@ def windows_table(patching: pl.DataFrame, axis: pl.DataFrame) -> pl.DataFrame:
     for end, (role, rising) in ENDS.items():
         of_role = curves.filter(pl.col("role") == role)
         for (site,), of_site in sorted(of_role.partition_by("site", as_dict=True).items()):
-            span = "later" if not rising and "later" in of_site["span"] else "one"
+            later = of_site.filter(pl.col("span") == "later")
+            if rising or later.is_empty():
+                kept = of_site.filter(pl.col("span") == "one")
+            else:
+                kept = pl.concat([_one_layer(own, axis) for own in later.partition_by("task")])
             cells = (
-                of_site.filter(pl.col("span") == span)
-                .group_by(*_ITEM, "depth")
+                kept.group_by(*_ITEM, "depth")
                 .agg(pl.col("effect").cast(pl.Float64).mean(), pl.col("loop").first())
                 .sort("task", "story", "hops", "item", "depth")
             )
             for keys, curve in cells.partition_by(_ITEM, as_dict=True, maintain_order=True).items():
                 about = dict(zip(_ITEM, keys, strict=True)) | {"end": end, "site": site}
-                looped = span == "later" and axis.filter("is_loop_end").height > 1
-                rows.append(about | _window(curve, axis, rising, looped))
+                rows.append(about | _window(curve, axis, rising))
     return tables.conform("windows", rows)
 
 
-def _by_loop(curve: pl.DataFrame) -> pl.DataFrame:
-    """Of each loop the depth with the largest effect, and the last depth of all.
+def _one_layer(later: pl.DataFrame, axis: pl.DataFrame) -> pl.DataFrame:
+    """Of each loop the one layer that stands for it; what lies before, behind and at the very end stays."""
+    loops = axis.filter("is_loop_end")["loop"]
+    if len(loops) < 2:
+        return later
+    first = later.filter(pl.col("loop") == loops.min()).group_by("layer").agg(pl.col("effect").mean())
+    if first.is_empty():
+        return later
+    layer = first.sort(["effect", "layer"], descending=[True, False])["layer"][0]
+    end = axis["depth"].max()
+    return later.filter(~pl.col("loop").is_in(loops.to_list()) | (pl.col("layer") == layer) | (pl.col("depth") == end))
 
-    Of several the last, but of an effect below one half the first: the crossing then lies between two neighbours.
-    """
-    ends = curve.filter(pl.col("depth") == pl.col("depth").max())
-    most = curve.filter(pl.col("effect") == pl.col("effect").max().over("loop")).sort("depth")
-    high = pl.col("effect") >= 0.5
-    kept = pl.concat([
-        most.filter(high).unique("loop", keep="last"), most.filter(~high).unique("loop", keep="first"),
-    ]).filter(pl.col("depth") < ends["depth"][0])  # fmt: skip
-    return pl.concat([kept, ends]).sort("depth")
 
-
-def _window(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool, largest: bool) -> dict[str, object]:
-    curve = _by_loop(curve) if largest else curve
+def _window(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool) -> dict[str, object]:
     depth, effect = curve["depth"].to_numpy().astype(np.float64), curve["effect"].to_numpy()
     crossed = crossing(depth, effect, rising)
     last = max(float(axis["depth"].to_numpy().max()), 1.0)
@@ -112,7 +113,7 @@ def _window(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool, largest: bool
     return {
         "depth_crossed": crossed,
         "relative": None if crossed is None else crossed / last,
-        "loop_crossed": None if crossed is None else _loops(curve, axis, rising, largest),
+        "loop_crossed": None if crossed is None else _loops(curve, axis, rising),
         "area": float(area),
         "censored": crossed is None,
         "monotone": bool((np.maximum.accumulate(toward) - toward).max() <= BACK),
@@ -132,7 +133,7 @@ def crossing(where: np.ndarray, effect: np.ndarray, rising: bool) -> float | Non
     return float(where[at - 1] + share * (where[at] - where[at - 1]))
 
 
-def _loops(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool, largest: bool) -> float | None:
+def _loops(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool) -> float | None:
     """The crossing in loops, read at their ends; 0 if it lies before the first loop, None without loops."""
     ends = axis.filter("is_loop_end").sort("depth")
     if ends.height < 2:
@@ -144,22 +145,24 @@ def _loops(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool, largest: bool)
     for loop, end in zip(ends["loop"], ends["depth"], strict=True):
         at.append(np.flatnonzero((curve["loop"].to_numpy() == loop) & (depth <= end)))
         loops.append(loop)
-    # of a curve by loops the largest effect; the last depth of all is one more depth of its loop
-    read = [
-        (loop, places[effect[places].argmax()] if largest else places[-1])
-        for loop, places in zip(loops, at, strict=True)
-        if len(places)
-    ]
+    read = [(loop, places[-1]) for loop, places in zip(loops, at, strict=True) if len(places)]
     values = effect[[place for _, place in read]]
     if len(values) and ((values[0] >= 0.5) if rising else (values[0] <= 0.5)):
         return 0.0 if read[0][0] == 0 else None
     return crossing(np.array([float(loop) for loop, _ in read]), values, rising)
 
 
+def site_of(windows: pl.DataFrame, end: str) -> str:
+    """The site that is told of: what layers read for the source, what they leave for the destination, if swept."""
+    sites = windows.filter(pl.col("end") == end)["site"].unique().to_list()
+    liked = ("resid_pre", "resid_post") if end == "source" else ("resid_post", "resid_pre")
+    return next((site for site in (*liked, "loop_state", *sorted(sites)) if site in sites), "")
+
+
 def window_slopes_table(
     windows: pl.DataFrame, patching: pl.DataFrame, *, seed: int = 0, resamples: int = 2000
 ) -> pl.DataFrame:
-    """The `window_slopes` table: change per hop, paired by story, of the sweep over residuals (else of loop states).
+    """The `window_slopes` table: change per hop, paired by story, at the site of each end (`site_of`).
 
     Args:
         patching: all rows, from which clusters are known before any pair is left out.
@@ -173,9 +176,8 @@ def window_slopes_table(
     ).items():
         clusters = with_clusters(of_task).select("item", "whole")
         own = windows.filter(pl.col("task") == task)
-        site = next((s for s in ("resid_post", "loop_state", "resid_pre") if s in own["site"]), "")
         for end in ENDS:
-            pairs = own.filter((pl.col("end") == end) & (pl.col("site") == site))
+            pairs = own.filter((pl.col("end") == end) & (pl.col("site") == site_of(own, end)))
             shares = {
                 "share_censored": pairs["censored"].mean(),
                 "share_nonmonotone": (~pairs["monotone"]).mean(),

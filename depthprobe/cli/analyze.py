@@ -106,7 +106,7 @@ def command(
         str | None, typer.Option("--max-memory", help="What a sweep may take beyond the model. 1GiB.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what the run takes (forwards, FLOPs, memory, time), and stop.")
+        bool, typer.Option("--dry-run", help="Say what the run takes (cells, FLOPs, memory, time), and stop.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:

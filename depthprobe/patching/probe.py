@@ -157,6 +157,64 @@ def cut_specs(plan: Plan, roles: Mapping[str, tuple[int, ...]]) -> list[Spec]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A run that is patched.
+
+    Attributes:
+        target: its prompt.
+        words: the answers that are scored.
+        sources: where states come from.
+        parts: specs of each source, in order.
+        cuts: knock-outs, behind them.
+    """
+
+    target: Target
+    words: tuple[str, ...]
+    sources: tuple[Source, ...]
+    parts: tuple[tuple[Spec, ...], ...]
+    cuts: tuple[Spec, ...] = ()
+
+    @property
+    def specs(self) -> list[Spec]:
+        return [spec for part in self.parts for spec in part] + list(self.cuts)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of the words, in the target's."""
+        return [self.target.words.index(word) for word in dict.fromkeys(self.words)]
+
+
+#: (roles of a pair's tokens, the tokens at which their embeddings differ)
+About = tuple[dict[str, tuple[int, ...]], tuple[int, ...]]
+
+
+def bases(model: TappedModel, plan: Plan, subject: Subject) -> tuple[list[Base], list[About]]:
+    """The item's run, then each donor's; and the roles of every pair."""
+    about = [pair_roles(model, subject, pair) for pair in subject.pairs]
+    item, length = subject.target, len(subject.target.prompt_ids)
+    answer, into, back = subject.item.answer, *(way in plan.directions for way in DIRECTIONS)
+    names = [f"item {subject.item.id} and donor {pair.donor.item.id}" for pair in subject.pairs]
+    three = list(zip(subject.pairs, about, names, strict=True))
+    first = Base(
+        item,
+        (answer, *(pair.against for pair in subject.pairs)),
+        tuple(Source(pair.target.prompt_ids, changed, name) for pair, (_, changed), name in three if into),
+        tuple(tuple(specs_of(plan, roles, length, n, name)) for n, (_, (roles, _), name) in enumerate(three) if into),
+        tuple(cut_specs(plan, about[0][0])),
+    )
+    others = [
+        Base(
+            pair.target,
+            (answer, pair.against),
+            (Source(item.prompt_ids, changed, name),) if back else (),
+            (tuple(specs_of(plan, roles, length, 0, name)),) if back else (),
+        )
+        for pair, (roles, changed), name in three
+    ]
+    return [first, *others], about
+
+
 def probe(model: TappedModel, plan: Plan, subject: Subject, means: Callable[[Subject], Means] | None = None) -> Found:
     """The tables `donors`, `patching` and, with cuts, `knockout` of one subject.
 
@@ -164,69 +222,44 @@ def probe(model: TappedModel, plan: Plan, subject: Subject, means: Callable[[Sub
         means: of the other subjects; needed for kind "mean".
     """
     mean = means(subject) if means is not None and "mean" in plan.kinds else None
-    item, length = subject.target, len(subject.target.prompt_ids)
-    about = [pair_roles(model, subject, pair) for pair in subject.pairs]
-    names = [f"item {item.item.id} and donor {pair.donor.item.id}" for pair in subject.pairs]
     found = Found({})
-
-    def swept(target: Target, words: list[str], sources: list[Source], specs: list[Spec]) -> Side:
-        numbers = [target.words.index(word) for word in dict.fromkeys(words)]
+    asked, about = bases(model, plan, subject)
+    sides: list[Side] = []
+    for base in asked:
+        specs = base.specs
         done = sweep(
-            model, target, numbers, sources, specs, mean, engine=plan.engine, max_bytes=plan.max_bytes
-        )  # fmt: skip
+            model, base.target, base.numbers, base.sources, specs, mean, engine=plan.engine, max_bytes=plan.max_bytes
+        )
         found.n_cells += len(specs)
         found.n_run += done.n_run
         found.flops += done.flops
         found.engine = done.engine
-        return Side(target, done.tally)
-
-    # into the item's run: all donors at once, and the knock-outs
-    parts: list[list[Spec]] = []
-    for number, (roles, _) in enumerate(about):
-        into = "donor_to_item" in plan.directions
-        parts.append(specs_of(plan, roles, length, number, names[number]) if into else [])
-    cuts = cut_specs(plan, about[0][0])
-    sources = [
-        Source(pair.target.prompt_ids, changed, name)
-        for pair, (_, changed), name in zip(subject.pairs, about, names, strict=True)
-    ]
-    answer, against = item.item.answer, [pair.against for pair in subject.pairs]
-    used = sources if "donor_to_item" in plan.directions else []
-    ours = swept(item, [answer, *against], used, [spec for part in parts for spec in part] + cuts)
-    # into each donor's run
-    theirs: list[Side] = []
-    back: list[list[Spec]] = []
-    for number, (pair, (roles, changed)) in enumerate(zip(subject.pairs, about, strict=True)):
-        into = "item_to_donor" in plan.directions
-        specs = specs_of(plan, roles, length, 0, names[number]) if into else []
-        source = [Source(item.prompt_ids, changed, names[number])] if into else []
-        back.append(specs)
-        theirs.append(swept(pair.target, [answer, pair.against], source, specs))
-
-    keys = item_keys(item)
+        sides.append(Side(base.target, done.tally))
+    ours, theirs = sides[0], sides[1:]
+    answer, real = subject.item.answer, theirs[0]
+    keys = item_keys(subject.target)
     rows: list[dict[str, Any]] = []
-    real = theirs[0]
-    start = 1
+    start = 1  # cell 0 is the clean run
     for number, pair in enumerate(subject.pairs):
         both = ours.right and theirs[number].right and (not pair.control or real.right)
         about_pair = keys | {
             "donor_kind": pair.donor.kind, "control": pair.control, "hop": pair.donor.hop, "both_right": both,
         }  # fmt: skip
-        other = real if pair.control else theirs[number]
-        if parts[number]:
-            part = slice(start, start + len(parts[number]))
-            start += len(parts[number])
+        if asked[0].parts:
+            other = real if pair.control else theirs[number]
+            specs = asked[0].parts[number]
+            part = slice(start, start + len(specs))
+            start += len(specs)
             ends = (answer, pair.against, other.contrast(answer, pair.against))
-            rows += patch_rows(about_pair | {"direction": "donor_to_item"}, parts[number], ours, part, ends)
-        if back[number]:
+            rows += patch_rows(about_pair | {"direction": "donor_to_item"}, specs, ours, part, ends)
+        if asked[1 + number].parts:
             own, foreign = (answer, pair.against) if pair.control else (pair.against, answer)
             reference = real.contrast(own, foreign) if pair.control else ours.contrast(own, foreign)
-            part = slice(1, 1 + len(back[number]))
-            ends = (own, foreign, reference)
-            about_back = about_pair | {"direction": "item_to_donor"}
-            rows += patch_rows(about_back, back[number], theirs[number], part, ends)
+            specs, ends = asked[1 + number].parts[0], (own, foreign, reference)
+            part = slice(1, 1 + len(specs))
+            rows += patch_rows(about_pair | {"direction": "item_to_donor"}, specs, theirs[number], part, ends)
     found.frames["donors"] = donor_table(model, subject, keys, about, ours, theirs)
     found.frames["patching"] = tables.conform("patching", rows)
     if plan.cuts:
-        found.frames["knockout"] = cut_table(keys, cuts, ours, start, answer, against[0])
+        found.frames["knockout"] = cut_table(keys, asked[0].cuts, ours, start, answer, subject.pairs[0].against)
     return found

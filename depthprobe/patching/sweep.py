@@ -177,23 +177,10 @@ class _One:
         return {coordinate: state[0] for coordinate, state in capture.states.items()}
 
     def _cell(self, spec: Spec | None, run: Path, states: Sequence[dict[Coordinate, Tensor]]) -> Cell:
-        if spec is None:
-            return Cell()
-        end = len(self.target.prompt_ids)
-        behind = tuple(range(end, end + len(run)))
-        if spec.kind == "cut":
-            queries = (end - 1, *behind)
-            keys = tuple(token for token in spec.tokens if token < end - 1)
-            return Cell((), tuple(Cut(c, queries, keys) for c in spec.patch.coordinates)) if keys else Cell()
-        # the answer is read behind the prompt's last token too, so what is done there is done to the answer's tokens
-        tokens = (*spec.tokens, *behind) if spec.tokens[-1] == end - 1 else spec.tokens
-        if spec.kind == "set":
-            assert spec.source is not None
-            # before the two stories differ their states are the same
-            tokens = tuple(token for token in tokens if token >= self.sources[spec.source].changed[0])
-        if not tokens:
-            return Cell()
-        return Cell(tuple(Edit(c, tokens, self._value(spec, c, tokens, states)) for c in spec.patch.coordinates))
+        def value(spec: Spec, coordinate: Coordinate, tokens: tuple[int, ...]) -> Tensor:
+            return self._value(spec, coordinate, tokens, states)
+
+        return cell_of(spec, len(self.target.prompt_ids), len(run), self.sources, value)
 
     def _value(
         self, spec: Spec, coordinate: Coordinate, tokens: tuple[int, ...], states: Sequence[dict[Coordinate, Tensor]]
@@ -236,6 +223,32 @@ class _One:
                         where=f"{model.name}, {source.name}",
                         remedy="a sweep of this model cannot be trusted; in half precision, try --dtype float32",
                     )
+
+
+def cell_of(
+    spec: Spec | None, end: int, behind: int, sources: Sequence[Source],
+    value: Callable[[Spec, Coordinate, tuple[int, ...]], Tensor],
+) -> Cell:  # fmt: skip
+    """The cell of a spec in a run of a prompt of `end` tokens and `behind` more; None is the clean run.
+
+    Args:
+        value: (spec, coordinate, tokens) → [tokens, d], what is put there.
+    """
+    if spec is None:
+        return Cell()
+    later = tuple(range(end, end + behind))
+    if spec.kind == "cut":
+        keys = tuple(token for token in spec.tokens if token < end - 1)
+        return Cell((), tuple(Cut(c, (end - 1, *later), keys) for c in spec.patch.coordinates)) if keys else Cell()
+    # the answer is read behind the prompt's last token too, so what is done there is done to the answer's tokens
+    tokens = (*spec.tokens, *later) if spec.tokens[-1] == end - 1 else spec.tokens
+    if spec.kind == "set":
+        assert spec.source is not None
+        # before the two stories differ their states are the same
+        tokens = tuple(token for token in tokens if token >= sources[spec.source].changed[0])
+    if not tokens:
+        return Cell()
+    return Cell(tuple(Edit(c, tokens, value(spec, c, tokens)) for c in spec.patch.coordinates))
 
 
 _ORACLES = ("the changed word patched at depth 0", "the last token patched at the last depth")

@@ -15,17 +15,20 @@ from typing import Any
 
 import polars as pl
 import torch
+from torch import Tensor
 
 from depthprobe import tables
 from depthprobe.depth import Cell, Coordinate, Cut, DepthModel
-from depthprobe.depth.resume import MAX_BYTES, row_bytes
+from depthprobe.depth.resume import MAX_BYTES
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.errors import UserError
 from depthprobe.lens.targets import Target
 from depthprobe.patching.means import RoleMeans
 from depthprobe.patching.pairs import Subject, Subjects, subjects
-from depthprobe.patching.probe import DEFAULT_ROLES, Plan, cut_specs, pair_roles, probe, specs_of
-from depthprobe.patching.sweep import Means
+from depthprobe.patching.probe import Plan, bases, pair_roles, probe
+from depthprobe.patching.scores import Tally
+from depthprobe.patching.sites import offered_sites
+from depthprobe.patching.sweep import Means, Spec, cell_of
 
 TABLES = ("donors", "patching", "knockout")
 #: Share of all layers that a knock-out cuts together.
@@ -90,8 +93,9 @@ def prepare_patching(
 
     Args:
         targets: of all items; the first `n_stories` of each task are patched at every hop count (None: all).
-        sites: of `SITES`; every disjoint role is patched at each, with the donor's states. In a model with loops both
-            in one loop alone and in all later ones.
+        sites: of `SITES`; every disjoint role is patched at each, with the donor's states. In a model with loops what
+            its layers read is patched as well, in each and all later loops: a loop that reads the embedding again has
+            the item's own word back, and this alone keeps it away.
         remark: is called with a line about anything that is left out.
 
     Raises:
@@ -102,10 +106,9 @@ def prepare_patching(
     found = subjects(opened.tokenizer, chosen, seed=seed, bos=bos, chat=chat)
     if found.without:
         say(f"{len(found.without)} of {len(chosen)} items have no donor whose tokens fit, and are not patched")
-    span = ("one", "later") if opened.loop_ends else ("one",)
-    plan = Plan.of(
-        opened, sites=sites, positions=DEFAULT_ROLES, span=span, knockout=cut_window(opened), max_bytes=max_bytes
-    )
+    plan = Plan.of(opened, sites=sites, knockout=cut_window(opened), max_bytes=max_bytes)
+    if opened.loop_ends and "resid_pre" in offered_sites(opened):
+        plan = replace(plan, patches=plan.patches + Plan.of(opened, sites="resid_pre", span="later").patches)
     if (why := cannot_cut(opened, found.found[0].target)) is not None:
         say(f"no attention knock-out: {why}")
         plan = replace(plan, cuts=())
@@ -150,18 +153,27 @@ def patching_rows(work: Work, *, done: Collection[int] = ()) -> Iterator[tuple[i
 
 
 def part_cost(work: Work, number: int) -> Cost:
-    """What a part takes if every cell runs as a whole row: an upper bound of what any engine does."""
-    model, plan, subject = work.model, work.plan, work.subjects.found[number]
-    length = len(subject.target.prompt_ids)
-    cells, values = 0, 0
-    for place, pair in enumerate(subject.pairs):
-        roles, _ = pair_roles(model, subject, pair)
-        specs = specs_of(plan, roles, length, place, subject.item.id)
-        cells += len(specs) * len(plan.directions) + (len(cut_specs(plan, roles)) if place == 0 else 0)
-        values += sum(len(spec.tokens) * len(spec.patch.coordinates) for spec in specs)
-    states = (len(subject.pairs) + 1) * len(plan.coordinates) * length
-    held = (values + states) * model.width * model.dtype.itemsize + cells * row_bytes(model, length)
-    return Cost(cells, cells * length * model.flops_per_token(length), min(held, plan.max_bytes))
+    """What a part takes, by `DepthModel.plan_resume`; runs that are made only if an answer needs them are left out."""
+    model, plan = work.model, work.plan
+    asked, _ = bases(model, plan, work.subjects.found[number])
+    nothing = torch.zeros(1, dtype=model.dtype, device=model.device)
+
+    def value(_spec: Spec, _coordinate: Coordinate, tokens: tuple[int, ...]) -> Tensor:
+        return nothing.expand(len(tokens), model.width)
+
+    cells, flops, held = 0, 0.0, 0
+    for base in asked:
+        specs, end = base.specs, len(base.target.prompt_ids)
+        cells += len(specs)
+        states = len(base.sources) * len(plan.coordinates) * end
+        values = sum(len(spec.tokens) * len(spec.patch.coordinates) for spec in specs if spec.kind != "cut")
+        for run in Tally(base.target, base.numbers, 1).first_runs:
+            made = [cell_of(spec, end, len(run), base.sources, value) for spec in specs]
+            ids = torch.tensor((*base.target.prompt_ids, *run))
+            planned = model.plan_resume(ids, made, engine=plan.engine, max_bytes=plan.max_bytes)
+            flops += planned.flops
+            held = max(held, planned.nbytes + (states + values) * model.width * model.dtype.itemsize)
+    return Cost(cells, flops, min(held, plan.max_bytes))
 
 
 def describe(work: Work) -> dict[str, Any]:

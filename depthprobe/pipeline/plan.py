@@ -24,8 +24,8 @@ class ProbeCost:
     Attributes:
         probe: its name.
         items: questions that it asks.
-        cells: forwards; of a sweep one for each cell and token set, at most.
-        flops: of their matrix products, each forward counted whole: the suffix engine does a fraction of them.
+        cells: changed forwards that are asked for; of the lens, questions.
+        flops: of the matrix products that the engine will make.
         bytes: held at once beyond the model.
         seconds: expected, from a part that was run and timed.
     """
@@ -52,7 +52,7 @@ class DryRun:
     def __str__(self) -> str:
         from depthprobe.depth.capture import human_bytes
 
-        lines = [f"{'probe':<10} {'questions':>9} {'forwards':>9} {'FLOPs':>9} {'memory':>10} {'time':>9}"]
+        lines = [f"{'probe':<10} {'questions':>9} {'cells':>9} {'FLOPs':>9} {'memory':>10} {'time':>9}"]
         for cost in self.probes:
             lines.append(
                 f"{cost.probe:<10} {cost.items:>9} {cost.cells:>9} {cost.flops:>9.2g} {human_bytes(cost.bytes):>10} "

@@ -29,7 +29,7 @@ Remark = Callable[[str], None]
 
 
 class Cost(NamedTuple):
-    """What a part takes at most: forwards, floating-point operations, bytes beyond the model."""
+    """What a part takes: changed forwards, floating-point operations, bytes beyond the model."""
 
     cells: int
     flops: float

@@ -147,11 +147,11 @@ def test_a_dry_run_says_what_a_run_takes(
     told = json.loads(capsys.readouterr().out)
     lens, patching = told["probes"]
     assert (lens["items"], lens["cells"], patching["items"]) == (4, 4, 4)
-    assert patching["cells"] > 100 and patching["flops"] > lens["flops"] > 0 and patching["bytes"] <= 1 << 30
+    assert patching["cells"] > 100 and patching["flops"] > 0 < lens["flops"] and patching["bytes"] <= 1 << 30
     assert told["seconds"] == pytest.approx(lens["seconds"] + patching["seconds"]) and told["seconds"] > 0
     assert main(arguments) == 0
     out = capsys.readouterr().out
-    assert "forwards" in out and "nothing was written" in out and not list(tmp_path.iterdir())
+    assert "cells" in out and "nothing was written" in out and not list(tmp_path.iterdir())
     assert main([*arguments, "--resume"]) == 2
     assert "--resume says nothing" in capsys.readouterr().err
 
