@@ -130,7 +130,7 @@ def measures(task: Task, settling: tuple[str, str]) -> list[Measure]:
             found.append(Measure(f"Patching: {where}", words, "patching", unit, row, note, "window_slopes"))
     row = _knockout(task)
     if row is not None:
-        note = f"of {count(row['n_asked'], 'question')}, {row['n_items']} have any"
+        note = f"done in {row['n_harmed']} of {count(row['n_asked'], 'question')}"
         found.append(
             Measure("Knock-out: centre of the harm", "knock-out", "cutting attention", task.step, row, note, "knockout")
         )
@@ -162,7 +162,7 @@ def _knockout(task: Task) -> dict[str, Any] | None:
     found = centres(
         rows.with_columns(harm=pl.col("logprob_clean") - pl.col("logprob_cut")), "harm", least=LEAST_HARM
     )
-    return slope_of(found, "centre") | {"n_asked": found.height}
+    return slope_of(found, "centre") | {"n_asked": found.height, "n_harmed": found["centre"].count()}
 
 
 def _says(one: Measure) -> str:
@@ -175,22 +175,31 @@ def _says(one: Measure) -> str:
 
 
 def _lead(found: Sequence[Measure], task: Task, name: str) -> str:
-    of = {what: [one.short for one in found if one.says == what] for what in ("later", "earlier", "no change measured")}
-    later, earlier, same = of.values()
-    told = len(later) + len(earlier) + len(same)
-    on = f"On {task.name}"
-    if not told:
-        return f"{on}, whether {name} uses more depth on harder questions is not told by any measure."
-    if later and not earlier and not same:
-        every = "the one measure" if told == 1 else f"each of the {told} measures"
-        return f"{on}, {name} uses more depth on harder questions by {every} that can be told: {_listed(later)}."
-    rest = [
-        *([f"no change was measured by {_listed(same)}"] if same else []),
-        *([f"by {_listed(earlier)} it uses less"] if earlier else []),
-    ]
-    if later:
-        return f"{on}, {name} uses more depth on harder questions by {_listed(later)}; {' and '.join(rest)}."
-    return f"{on}, no measure shows that {name} uses more depth on harder questions: {' and '.join(rest)}."
+    """What the measures that change the model say, and apart from it what those say that are read off a run."""
+    changed, read = ([one for one in found if (one.how == READ) == off] for off in (False, True))
+    said = _by(changed, "no change was measured by", "by {} it uses less")
+    more = [one.short for one in changed if one.says == "later"]
+    uses = f"{name} uses more depth on harder questions"
+    if more and not said:
+        every = "the one measure that changes" if len(more) == 1 else f"each of the {len(more)} measures that change"
+        lead = f"{uses} by {every} it and can be told: {_listed(more)}"
+    elif more:
+        lead = f"{uses} by {_listed(more)}; {' and '.join(said)}"
+    elif said:
+        lead = f"no measure that changes the model shows that {uses}: {' and '.join(said)}"
+    else:
+        lead = f"whether {uses} is not told by any measure that changes it"
+    later = [one.short for one in read if one.says == "later"]
+    rest = _by(read, "no change was measured by", "earlier with more hops by {}")
+    off = [*([f"later with more hops by {_listed(later)}"] if later else []), *rest]
+    return f"On {task.name}, {lead}" + (f". Read off a run: {'; '.join(off)}." if off else ".")
+
+
+def _by(found: Sequence[Measure], same: str, earlier: str) -> list[str]:
+    """Of measures without a change, and of those that go the other way."""
+    of = {what: [one.short for one in found if one.says == what] for what in ("no change measured", "earlier")}
+    first, second = of.values()
+    return [*([f"{same} {_listed(first)}"] if first else []), *([earlier.format(_listed(second))] if second else [])]
 
 
 def _words(found: Sequence[Measure]) -> tuple[str, ...]:

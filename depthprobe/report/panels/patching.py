@@ -44,12 +44,13 @@ def patching_map(task: Task) -> Figure | None:
     choices = _choices(rows)
     rows, choices, left_out = _within(rows, choices)
     roles = known_first(rows["role"].unique().to_list(), ROLES)
-    n_depths, start = len(task.axis.coordinates), selected(choices)
+    # a sweep may lack depths of the axis: a state behind a loop's norm is a site of its own
+    depths, start = sorted(rows["depth"].unique().to_list()), selected(choices)
     data: list[dict[str, Any]] = []
     table: list[tuple[tuple[str, ...], dict[str, str]]] = []
     several = [choice for choice in choices if len(choice.options) > 1]
     for when, part in _options(rows, choices):
-        data.append(_heat(task, part, roles, n_depths, when) | {"visible": agrees(when, start)})
+        data.append(_heat(task, part, roles, depths, when) | {"visible": agrees(when, start)})
         words = tuple(dict(choice.options)[when[choice.key]] for choice in several)
         table += [((*words, *cells), when) for cells in _cells(task, part, roles)]
     cells, when, note = tabled(table, choices)
@@ -60,7 +61,7 @@ def patching_map(task: Task) -> Figure | None:
             "data": data,
             "layout": layout(
                 height=_ROW * len(roles) + 70,
-                xaxis=_narrow_axis(task),
+                xaxis=_depths_axis(task, depths),
                 yaxis={
                     "title": "", "tickmode": "array", "tickvals": list(range(len(roles))),
                     "ticktext": [_in_two_lines(role_name(role)) for role in roles],
@@ -194,14 +195,17 @@ def _options(rows: pl.DataFrame, choices: tuple[Choice, ...]) -> list[tuple[dict
     return found
 
 
-def _heat(task: Task, part: pl.DataFrame, roles: list[str], n_depths: int, when: dict[str, str]) -> dict[str, Any]:
+def _heat(
+    task: Task, part: pl.DataFrame, roles: list[str], depths: list[int], when: dict[str, str]
+) -> dict[str, Any]:
+    n_depths = len(depths)
     z: list[list[float | None]] = [[None] * n_depths for _ in roles]
     hover = [[""] * n_depths for _ in roles]
     for row in part.iter_rows(named=True):
-        at, depth = roles.index(row["role"]), row["depth"]
-        z[at][depth] = None if missing(row["effect"]) else round(row["effect"], 4)
-        hover[at][depth] = (
-            f"{role_name(row['role'])}, {task.axis.long(depth)}<br><b>{number(row['effect'])}</b> "
+        at, column = roles.index(row["role"]), depths.index(row["depth"])
+        z[at][column] = None if missing(row["effect"]) else round(row["effect"], 4)
+        hover[at][column] = (
+            f"{role_name(row['role'])}, {task.axis.long(row['depth'])}<br><b>{number(row['effect'])}</b> "
             f"({interval(row['low'], row['high'])})<br>{percent(row['flip'])} flip; {row['n_items']} pairs"
         )
     trace: dict[str, Any] = {
@@ -244,13 +248,27 @@ def _cells(task: Task, part: pl.DataFrame, roles: list[str]) -> list[tuple[str, 
     return [(task.axis.long(depth), *(shown(role, depth) for role in roles)) for depth in depths]
 
 
-def _narrow_axis(task: Task) -> dict[str, Any]:
-    """The depth axis beside long labels: on a phone there is no room for the depths within loops."""
-    axis = depth_axis(task.axis)
-    if task.axis.steps_per_loop > 1 and task.axis.looped:
-        kept = [i for i, depth in enumerate(axis["tickvals"]) if int(depth) in task.axis.between_loops]
-        axis |= {name: [axis[name][i] for i in kept] for name in ("tickvals", "ticktext")}
-    return axis
+def _depths_axis(task: Task, depths: list[int]) -> dict[str, Any]:
+    """An x axis with a column for each depth of the sweep; of several in a loop the last is labelled."""
+    axis = task.axis
+    loops = [axis.coordinates[depth].loop for depth in depths]
+    several = axis.looped and axis.steps_per_loop > 1
+    core = [1 <= loop <= axis.n_loops for loop in loops]
+    if several:
+        last = [i + 1 == len(depths) or loops[i + 1] != loops[i] for i in range(len(depths))]
+        places = [i for i in range(len(depths)) if last[i] or not core[i]]
+        named = [(i, str(loops[i]) if core[i] else axis.short(depths[i])) for i in places]
+    else:
+        ticks = axis.ticks()
+        named = [(i, axis.short(depth)) for i, depth in enumerate(depths) if depth in ticks]
+    while len(named) > 18:
+        named = named[::2]
+    title = axis.title
+    inner = min((loops.count(loop) for loop in set(loops) if 1 <= loop <= axis.n_loops), default=0)
+    if several and inner != axis.steps_per_loop:
+        title = title.replace(f"{axis.steps_per_loop} readouts in each", f"{inner} of its layers in each")
+    own = {"title": title, "tickvals": [i for i, _ in named], "ticktext": [words for _, words in named]}
+    return depth_axis(axis) | own | {"range": [-0.5, len(depths) - 0.5]}
 
 
 def _in_two_lines(words: str) -> str:

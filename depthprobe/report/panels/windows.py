@@ -10,7 +10,7 @@ from depthprobe.analysis import means_by_hops
 from depthprobe.report.data import Task
 from depthprobe.report.figures import Choice, Figure, Grid, Key, agrees, error_bar, hops_line_axis, layout, selected
 from depthprobe.report.names import SITES, known_first, site_name
-from depthprobe.report.text import interval, missing, number, percent
+from depthprobe.report.text import missing, number, percent
 
 __all__ = ["WINDOW_ENDS", "windows_by_hops"]
 
@@ -189,10 +189,3 @@ def _ends(told: pl.DataFrame, column: str, shown: Any, start: dict[str, str]) ->
         first, last = part.row(0, named=True), part.row(-1, named=True)
         said.append(f"{end} {shown(first[column])} at k = {first['hops']}, {shown(last[column])} at k = {last['hops']}")
     return "; ".join(said) + "." if said else ""
-
-
-def slope_cells(row: dict[str, Any], scale: float = 1.0) -> str:
-    """A slope of `window_slopes` with its interval, or why there is none."""
-    if missing(row["slope"]):
-        return str(row["reason"] or "–")
-    return f"{number(scale * row['slope'])} ({interval(scale * row['low'], scale * row['high'])})"
