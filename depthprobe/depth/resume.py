@@ -183,7 +183,8 @@ def plan_resume(
         tokens = sum(max(sweep.read) + 1 - row.start for row in rows)
         riding = tokens * riding_bytes(model, sweep.support)
         most = max(most, riding + min(tokens, together) * token_bytes(model, length))
-    return ResumePlan("suffix", len(run), filled, len(split), token_layers, flops, result + stood + held + most + HELD_BYTES)
+    nbytes = HELD_BYTES + result + stood + held + most
+    return ResumePlan("suffix", len(run), filled, len(split), token_layers, flops, nbytes)
 
 
 def _split(model: TappedModel, sweep: Sweep, support: Support, run: Sequence[int]) -> list[tuple[Row, ...]]:
