@@ -10,7 +10,8 @@ and kept.
 In a model with loops the source is read where this and all later loops are patched (span "later"), if that was swept:
 loops that read the embedding again have the old word back after one, however late it is needed. Of a loop's layers that
 one stands for it at which patching from the first loop on moves most, over all pairs: what another layer of the same
-loop still reads of the word is not kept away there.
+loop still reads of the word is not kept away there. Behind the last layer nothing reads the word's own token, which the
+sweep of residuals has measured: that point ends the curve. What a layer reads (resid_pre) lies one depth before it.
 
 Only pairs that the model answers right on both stories enter, and no controls.
 """
@@ -72,12 +73,20 @@ def windows_table(patching: pl.DataFrame, axis: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
     for end, (role, rising) in ENDS.items():
         of_role = curves.filter(pl.col("role") == role)
+        at_end = of_role.filter(
+            (pl.col("depth") == axis["depth"].max()) & (pl.col("site") == "resid_post") & (pl.col("span") == "one")
+        )
         for (site,), of_site in sorted(of_role.partition_by("site", as_dict=True).items()):
             later = of_site.filter(pl.col("span") == "later")
             if rising or later.is_empty():
                 kept = of_site.filter(pl.col("span") == "one")
             else:
                 kept = pl.concat([_one_layer(own, axis) for own in later.partition_by("task")])
+            if site == "resid_pre":
+                before = kept.with_columns(pl.col("depth") - 1).drop("loop")
+                loops = axis.select(pl.col("depth", "loop").cast(pl.Int32))
+                kept = before.join(loops, on="depth", how="left").select(curves.columns)
+                kept = kept if rising else pl.concat([kept, at_end.join(kept, on="item", how="semi")])
             cells = (
                 kept.group_by(*_ITEM, "depth")
                 .agg(pl.col("effect").cast(pl.Float64).mean(), pl.col("loop").first())

@@ -141,6 +141,9 @@ def _cut_hook(
     block = model.get_submodule(taps[layer].path)
     call, ours = taps[layer].call, _takes(block, "attend")
     place = taps.get(layer._replace(site="attn_out"))
+    if not ours and place is None:  # a recurrent layer, say, would take a mask and do nothing with it
+        what = f"no attention is known there in {name} whose edges could be cut"
+        raise UserError(what, where=str(layer), remedy="patch its states instead")
     module = block if ours or place is None else model.get_submodule(place.path)
     if not ours and not _takes(module, "attention_mask"):
         what = f"the attention of {name} takes no mask, so its edges cannot be cut"

@@ -259,7 +259,10 @@ def drift_of(model: TappedModel, row: Tensor, clean: Tensor) -> float:
     apart = float((row.float() - clean.float()).abs().max() / clean.float().abs().max().clamp(min=1e-6))
     if not apart <= DRIFT_TOLERANCE.get(model.dtype, 1e-4):
         what = f"an unpatched row of a batch of {model.name} differs from the run alone by {apart:.2g}"
-        raise _NotReproducedError(what, where=str(model.dtype), remedy="use --dtype float32")
+        remedy = "the model does not give the same twice: look for dropout, noise or a state that it keeps"
+        if model.dtype in (torch.float16, torch.bfloat16):
+            remedy = "use --dtype float32"
+        raise _NotReproducedError(what, where=str(model.dtype).removeprefix("torch."), remedy=remedy)
     return apart
 
 

@@ -11,6 +11,7 @@ import polars as pl
 from depthprobe.depth import DepthModel
 from depthprobe.depth.resume import MAX_BYTES
 from depthprobe.effective.table import effective_rows
+from depthprobe.errors import UserError
 from depthprobe.lens.table import prepare_items
 from depthprobe.tasks.items import Item
 
@@ -54,7 +55,7 @@ class EffectiveDepth:
 
 def effective_depth(
     model: DepthModel,
-    items: Sequence[Item],
+    items: Sequence[Item] | Item,
     *,
     batch_size: int = 8,
     spared: int = 0,
@@ -76,6 +77,10 @@ def effective_depth(
     Raises:
         UserError: items that do not fit the model or each other; a model whose states cannot be changed; NaN.
     """
-    prepared = prepare_items(model, list(items), skip_too_long=skip_too_long, bos=bos, chat=chat)
+    if not isinstance(model, DepthModel):
+        remedy = "open it with depthprobe.load or depthprobe.wrap"
+        raise UserError(f"a {type(model).__name__} has no depth axis", remedy=remedy)
+    listed = [items] if isinstance(items, Item) else list(items)
+    prepared = prepare_items(model, listed, skip_too_long=skip_too_long, bos=bos, chat=chat)
     batches = effective_rows(model, prepared.targets, batch_size, spared=spared, max_bytes=max_bytes)
     return EffectiveDepth(model.name, pl.concat([rows for _, rows in batches]), prepared.too_long)

@@ -67,11 +67,7 @@ def prepare_items(
     """
     if not items:
         raise UserError("there are no items", remedy="ask for at least one story")
-    seen: set[str] = set()
-    for item in items:
-        if item.id in seen:
-            raise UserError(f"two items have the id '{item.id}'", remedy="give each its own id")
-        seen.add(item.id)
+    distinct(items)
     targets: list[Target] = []
     too_long: list[str] = []
     limit = model.context_length
@@ -89,6 +85,18 @@ def prepare_items(
         what = f"all {len(too_long)} items exceed the context of {model.name}, {limit} tokens"
         raise UserError(what, remedy="give shorter stories")
     return Prepared(tuple(targets), _items_table(targets), tuple(too_long))
+
+
+def distinct(items: Sequence[Any]) -> None:
+    """Raises UserError for something that is no item, or for two items of one id."""
+    seen: set[str] = set()
+    for item in items:
+        if not isinstance(item, Item):
+            what = f"a {type(item).__name__} is no item"
+            raise UserError(what, remedy="give those of depthprobe.tasks")
+        if item.id in seen:
+            raise UserError(f"two items have the id '{item.id}'", remedy="give each its own id")
+        seen.add(item.id)
 
 
 def n_batches(n_targets: int, batch_size: int) -> int:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import polars as pl
 
@@ -15,6 +16,7 @@ from depthprobe import tables
 from depthprobe.depth import DepthModel
 from depthprobe.depth.resume import MAX_BYTES
 from depthprobe.errors import UserError
+from depthprobe.lens.table import distinct
 from depthprobe.lens.targets import resolve
 from depthprobe.patching.pairs import subjects
 from depthprobe.patching.probe import DEFAULT_ROLES, Found, Plan, probe
@@ -30,7 +32,7 @@ def causal_patch(
     *,
     sites: Sequence[str] | str = ("resid_post",),
     positions: Sequence[str | int] | str | int = DEFAULT_ROLES,
-    donors: Sequence[Kind] | Sequence[Donor] | None = None,
+    donors: Sequence[Kind] | Sequence[Donor] | Kind | Donor | None = None,
     position: str = "role",
     directions: Sequence[str] | str = ("donor_to_item",),
     kinds: Sequence[str] | str = ("set",),
@@ -78,12 +80,14 @@ def causal_patch(
     listed = [items] if isinstance(items, Item) else list(items)
     if not listed:
         raise UserError("there are no items", remedy="give at least one")
+    distinct(listed)
+    looked: Any = [donors] if isinstance(donors, str | Donor) else donors
     plan = Plan.of(
         opened, sites=sites, positions=positions, position=position, directions=directions, kinds=kinds, at=at,
         span=span, window=window, knockout=knockout, engine=engine, max_bytes=max_bytes,
     )  # fmt: skip
     targets = list(resolve(opened.tokenizer, listed, bos=bos, chat=chat))
-    found = subjects(opened.tokenizer, targets, donors, controls=controls, seed=seed, bos=bos, chat=chat)
+    found = subjects(opened.tokenizer, targets, looked, controls=controls, seed=seed, bos=bos, chat=chat)
     means = role_means(opened, plan, found)
     parts: list[Found] = []
     for number, subject in enumerate(found.found):

@@ -167,7 +167,7 @@ class _One:
         self.counts.flops += done.flops
         self.counts.engine = done.engine
         if oracles:
-            self._check(found[len(cells) :, 0], states)
+            self._check(found[len(cells) :, 0], run)
         self.tally.add(model, torch.tensor(numbers), contexts, found[: len(cells)])
 
     def _states(self, source: Source, run: Path, needed: set[Coordinate]) -> dict[Coordinate, Tensor]:
@@ -205,13 +205,16 @@ class _One:
             cells.append(Cell((Edit(last, (end,), theirs[last][[end]]),)))
         return cells
 
-    def _check(self, found: Tensor, states: Sequence[dict[Coordinate, Tensor]]) -> None:
-        """found: [2 · sources, d] at the prompt's end."""
+    def _check(self, found: Tensor, run: Path) -> None:
+        """Against the model's own logits of each source. found: [2 · sources, d] at the prompt's end."""
         model, last = self.model, self.model.axis[-1]
         end = len(self.target.prompt_ids) - 1
         allowed = FLOAT32_TOLERANCE.get(model.dtype, 1e-4)
-        for number, (source, theirs) in enumerate(zip(self.sources, states, strict=True)):
-            wanted = model.readout(theirs[last][end], last)
+        for number, source in enumerate(self.sources):
+            ids = torch.tensor([(*source.prompt, *run)])
+            own = model.capture(ids, positions=torch.tensor([end]), coordinates=()).logits
+            assert own is not None
+            wanted = own[0].float()
             scale = wanted[wanted.isfinite()].abs().max().clamp(min=1.0)
             for which, state in zip(_ORACLES, found[2 * number : 2 * number + 2], strict=True):
                 apart = model.readout(state, last) - wanted

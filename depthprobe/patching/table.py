@@ -66,6 +66,9 @@ class Cost:
 
 def tapped_model(model: DepthModel) -> TappedModel:
     """The same model, if it can be resumed. Raises UserError if not."""
+    if not isinstance(model, DepthModel):
+        remedy = "open it with depthprobe.load or depthprobe.wrap"
+        raise UserError(f"a {type(model).__name__} has no depth axis", remedy=remedy)
     if not isinstance(model, TappedModel):
         what = f"{model.name} cannot be patched by the {model.route} route"
         raise UserError(what, where="patching", remedy="open it without a route")
@@ -126,9 +129,9 @@ def first_stories(targets: Sequence[Target], n_stories: int | None) -> list[Targ
 
 def cannot_cut(model: TappedModel, target: Target) -> str | None:
     """Why attention edges of this model cannot be cut; None if they can."""
-    layer = next(point for point in model.axis if point.site == "resid_post")
+    layers = [point for point in model.axis if point.site == "resid_post"]
     end = len(target.prompt_ids) - 1
-    cell = Cell((), (Cut(Coordinate(layer.loop, layer.layer), (end,), (0,)),))
+    cell = Cell((), tuple(Cut(Coordinate(layer.loop, layer.layer), (end,), (0,)) for layer in layers))
     try:
         model.resume(torch.tensor(target.prompt_ids), [cell])
     except UserError as error:

@@ -108,6 +108,20 @@ def test_what_enters() -> None:
     assert by["destination"]["depth_crossed"] == pytest.approx(4.0)
 
 
+def test_what_layers_read_lies_before_them() -> None:
+    """A source at resid_pre: its depths are one less, and the sweep of residuals gives its end."""
+    read = AXIS.filter(pl.col("depth") > 0)
+    table = [
+        *rows([1, 0.1, 0, 0, 0, 0, 0], "changed_word"),
+        *rows([1, 1, 0.9, 0.8, 0.7, 0], "changed_word", axis=read, span="later", site="resid_pre"),
+    ]
+    found = {row["site"]: row for row in windows_table(tables.conform("patching", table), AXIS).to_dicts()}
+    row = found["resid_pre"]  # depths 0 (before the prelude), 1 and 3 (the loops' first layers), 5 (the coda), 6
+    assert row["depth_crossed"] == pytest.approx(3 + 2 * 0.3 / 0.8) and row["effect_last"] == 0
+    assert row["loop_crossed"] is not None and not row["censored"] and row["monotone"]
+    assert found["resid_post"]["depth_crossed"] == pytest.approx(0.5 / 0.9)
+
+
 def ladder(n_stories: int, slope: float) -> pl.DataFrame:
     """Stories at three hop counts whose destination moves by `slope` depths a hop."""
     table: list[dict[str, Any]] = []

@@ -162,3 +162,13 @@ def test_cells_that_do_not_fit(cell: Cell, text: str) -> None:
     with pytest.raises(UserError, match=text) as caught:
         opened("llama").resume(ids(), [cell])
     assert "\n" not in str(caught.value)
+
+
+def test_a_layer_without_attention_has_no_edges_to_cut() -> None:
+    from more_models import more_module
+
+    from depthprobe.depth import DecoderModel
+
+    model = DecoderModel(more_module("recurrent-gemma"), None, "recurrent")
+    with pytest.raises(UserError, match="no attention is known there in recurrent"):
+        model.resume(ids(), [Cell((), (Cut(Coordinate(1, 1), (LENGTH - 1,), (1,)),))])

@@ -205,3 +205,16 @@ def test_the_plan_is_what_runs(kind: str) -> None:
     assert done.flops == pytest.approx(counted, rel=0.02)
     one = model.plan_resume(ids, cells)
     assert one.n_batches == 1 and one.flops < plan.flops and one.nbytes > plan.nbytes
+
+
+def test_a_loop_state_of_nested_loops_is_edited_for_good() -> None:
+    """HRM adds the states that its two stacks left to what the next one reads, also after an edit."""
+    model = opened("hrm")
+    ids, other = prompt(7, 1), prompt(7, 2)
+    points = [point for point in model.points if point.site == "loop_state"]
+    theirs = model.capture(other[None], positions="all", coordinates=points).states
+    cells = [Cell((Edit(point, (4,), theirs[point][0, [4]]),)) for point in points]
+    last = model.axis[-1]
+    fast, slow = (model.resume(ids, cells, engine=engine).states[last] for engine in ("suffix", "hooks"))
+    assert len(points) > 3
+    torch.testing.assert_close(fast, slow, rtol=1e-5, atol=1e-5)
