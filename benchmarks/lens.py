@@ -11,7 +11,8 @@ What is compared runs in turn, round by round; a ratio is taken within a round, 
 with the quartiles beside it.
 
 Memory is the kernel's own count: the high-water mark of the process's resident memory (VmHWM, reset before the call)
-above what was resident before it, weights included; blocks of 1 MiB and more are given back to the kernel when freed.
+above what was resident before it, weights included. It is measured after all times, with blocks of 1 MiB and more given
+back to the kernel when they are freed, which would slow down whoever allocates them often.
 Ratios of peers: their seconds over ours, our memory over theirs; of the best peer in each. `_best_peer` keys are about
 all positions. A peer that cannot be imported is reported as absent. nnterp wants an nnsight before 0.8, which
 depthprobe's own route is not for; both come into a folder of their own:
@@ -66,8 +67,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer tokens and rounds")
     parser.add_argument("--model", default="smollm2", help="what to load; default smollm2")
     options = parser.parse_args()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
     torch.set_num_threads(1)
     model = depthprobe.load(options.model, dtype="float32")
     peers = {"transformer_lens": transformer_lens_peer(model), "nnterp": nnterp_peer(model)}
@@ -77,11 +76,17 @@ def main() -> None:
         results[f"{name}_installed"] = name in peers
     rounds = 5 if options.quick else 11
     uses = {"answer": (4, 32), "all": (1, 24)} if options.quick else {"answer": (8, 96), "all": (2, 64)}
+    prepared: dict[str, dict[str, Call]] = {}
     for use, (rows, length) in uses.items():
         ids = torch.randint(5, model.vocab_size - 5, (rows, length), generator=torch.Generator().manual_seed(7))
         calls = ours_and_floor(model, ids, use) | {name: peer(ids, use) for name, peer in peers.items()}
+        prepared[use] = calls
         results |= {f"{use}_{key}": value for key, value in measure(calls, rounds).items()}
         results[f"{use}_rows"], results[f"{use}_tokens"] = rows, length
+    if sys.platform == "linux":
+        ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
+    for use, calls in prepared.items():
+        results |= {f"{use}_{name}_mib": peak(call) for name, call in calls.items()}
     for use in uses:
         results[f"{use}_over_floor"] = results[f"{use}_ours_over_floor"]
     for use, prefix in {"all": "", "answer": "answer_"}.items() if peers else ():
@@ -172,12 +177,11 @@ def nnterp_peer(model: DepthModel) -> Peer | None:
 
 
 def measure(calls: dict[str, Call], rounds: int) -> dict[str, float | None]:
-    """Median seconds and peak memory (MiB) of each call, and ratios of seconds within rounds."""
+    """Median seconds of each call, and ratios of seconds within rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     found: dict[str, float | None] = {}
-    for name, call in calls.items():
+    for call in calls.values():
         call()  # what is made once (a float32 head, threads, packed weights) is no part of it
-        found[f"{name}_mib"] = peak(call)
     for _ in range(rounds):
         for name, call in calls.items():
             begun = time.perf_counter()
