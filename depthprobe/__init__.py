@@ -15,18 +15,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from depthprobe import analysis, depth, halting, lens, models, pipeline, report, runs, tables, tasks
+    from depthprobe import analysis, depth, effective, halting, lens, models, patching, pipeline, report, runs
+    from depthprobe import tables as tables
+    from depthprobe import tasks as tasks
     from depthprobe import training as training
     from depthprobe.depth import load, wrap
+    from depthprobe.effective import effective_depth
     from depthprobe.errors import UserError
     from depthprobe.lens import logit_lens
+    from depthprobe.patching import causal_patch
     from depthprobe.pipeline import analyze
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "load", "wrap", "analyze", "logit_lens", "UserError", "tasks", "halting", "models", "depth", "lens", "training",
-    "tables", "analysis", "report", "runs", "pipeline", "__version__",
+    "load", "wrap", "analyze", "logit_lens", "causal_patch", "effective_depth", "UserError", "tasks", "halting",
+    "models", "depth", "lens", "patching", "effective", "training", "tables", "analysis", "report", "runs", "pipeline",
+    "__version__",
 ]  # fmt: skip
 
 #: name -> (module, attribute); a room is its own module and needs no entry
@@ -35,6 +40,8 @@ _ATTRIBUTES = {
     "wrap": ("depthprobe.depth", "wrap"),
     "logit_lens": ("depthprobe.lens", "logit_lens"),
     "analyze": ("depthprobe.pipeline", "analyze"),
+    "effective_depth": ("depthprobe.effective", "effective_depth"),
+    "causal_patch": ("depthprobe.patching", "causal_patch"),
     "UserError": ("depthprobe.errors", "UserError"),
 }
 _ROOMS = frozenset(__all__) - _ATTRIBUTES.keys() - {"__version__"}

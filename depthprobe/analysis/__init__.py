@@ -13,26 +13,52 @@ chains; else the story) as the unit that was drawn.
 from __future__ import annotations
 
 from depthprobe.analysis.accuracy import accuracy_table
+from depthprobe.analysis.centres import centres, means_by_hops, slope_of
+from depthprobe.analysis.effective import (
+    EFFECTIVE_DEPTHS,
+    EFFECTIVE_MEASURES,
+    analyse_effective,
+    effective_by_hops,
+    effective_depths,
+    effective_sentence,
+    effective_slopes,
+    item_depths,
+)
 from depthprobe.analysis.exits import exits_by_hops_table, exits_table, fixed_exits_table
 from depthprobe.analysis.grid import DepthGrid
 from depthprobe.analysis.settling import GROUPS, settling_by_hops_table, settling_table
 from depthprobe.analysis.slopes import MIN_CLUSTERS, differences_table, slopes_table
 from depthprobe.analysis.summary import summarise
 from depthprobe.analysis.whole import TABLES, analyse
+from depthprobe.analysis.windows import patching_tables, window_slopes_table, windows_table
 
 __all__ = [
+    "EFFECTIVE_DEPTHS",
+    "EFFECTIVE_MEASURES",
     "GROUPS",
     "MIN_CLUSTERS",
     "TABLES",
     "DepthGrid",
     "accuracy_table",
     "analyse",
+    "analyse_effective",
+    "centres",
     "differences_table",
+    "effective_by_hops",
+    "effective_depths",
+    "effective_sentence",
+    "effective_slopes",
     "exits_by_hops_table",
     "exits_table",
     "fixed_exits_table",
+    "item_depths",
+    "means_by_hops",
+    "patching_tables",
     "settling_by_hops_table",
     "settling_table",
+    "slope_of",
     "slopes_table",
     "summarise",
+    "window_slopes_table",
+    "windows_table",
 ]

@@ -61,13 +61,20 @@ class DepthGrid:
     columns: dict[str, np.ndarray]
 
     @classmethod
-    def by_task(cls, lens: pl.DataFrame, *, kind: str = "plain") -> dict[str, DepthGrid]:
+    def by_task(cls, lens: pl.DataFrame, *, kind: str | None = None) -> dict[str, DepthGrid]:
         """Task → grid, tasks in alphabetical order.
+
+        Args:
+            kind: of the column `lens`; default: the only one there is, "plain" where there are several.
 
         Raises:
             UserError: no rows, an item read twice at one depth, or an item that lacks a depth.
         """
-        rows = lens.filter(pl.col("lens") == kind) if "lens" in lens.columns else lens
+        rows = lens
+        if "lens" in lens.columns:
+            kinds = lens["lens"].unique().to_list()
+            wanted = kind or (kinds[0] if len(kinds) == 1 else "plain")
+            rows = lens.filter(pl.col("lens") == wanted)
         if rows.is_empty():
             raise UserError("the lens table has no rows", remedy="run `depthprobe analyze` again")
         names = sorted(rows["task"].unique().to_list())

@@ -16,7 +16,7 @@ from depthprobe.analysis.bootstrap import by_cluster, mean_interval
 from depthprobe.analysis.grid import DepthGrid, with_clusters
 from depthprobe.analysis.settling import GROUPS, SETTLING, in_group, q_exit
 
-__all__ = ["MIN_CLUSTERS", "QUANTITIES", "differences_table", "slopes_table", "story_slopes"]
+__all__ = ["MIN_CLUSTERS", "QUANTITIES", "differences_table", "paired_slope", "slopes_table", "story_slopes"]
 
 #: Columns of `settling` whose slope is reported.
 QUANTITIES = (*SETTLING, "gate_exit", "expected_depth")
@@ -68,11 +68,18 @@ def slopes_table(settling: pl.DataFrame, *, seed: int = 0, resamples: int = 2000
             for group in GROUPS:
                 kept = in_group(of_task, group).filter(pl.col(quantity).is_not_null())
                 keys = {"task": task, "quantity": quantity, "group": group}
-                rows.append(keys | _slope(kept, quantity, seed, resamples))
+                rows.append(keys | paired_slope(kept, quantity, seed, resamples))
     return tables.conform("slopes", rows)
 
 
-def _slope(rows: pl.DataFrame, quantity: str, seed: int, resamples: int) -> dict[str, float | int | str | None]:
+def paired_slope(
+    rows: pl.DataFrame, quantity: str, seed: int, resamples: int
+) -> dict[str, float | int | str | None]:
+    """Columns slope, low, high, n_items, n_stories, n_clusters and reason of one quantity.
+
+    Args:
+        rows: items of one task that have the quantity: story, hops, `whole` (`grid.with_clusters`) and the quantity.
+    """
     slopes, used = story_slopes(
         rows[quantity].to_numpy().astype(np.float64),
         rows["hops"].to_numpy().astype(np.int64),

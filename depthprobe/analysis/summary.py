@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from depthprobe import tables
+from depthprobe.analysis.effective import effective_sentence
 
 __all__ = ["summarise"]
 
@@ -29,7 +30,8 @@ def summarise(found: Mapping[str, pl.DataFrame], *, name: str, exit_q: float | N
         model, headline (all tasks' sentences) and tasks: one dict per task with headline, unit ("loops",
         "layers" of an ordinary transformer, or "readouts", the steps of a looped model's axis), n_stories,
         n_items, hops (one dict per k: accuracy at full depth, strongest shortcut, mean settling depth and
-        gate exit), slopes, differences and exit (at the model's own q).
+        gate exit), slopes, differences, exit (at the model's own q), windows (slopes of patching's windows; empty
+        without patching) and effective (likewise of effective depth).
     """
     shortcuts = found.get("shortcuts", tables.empty("shortcuts"))
     names = found["settling"]["task"].unique().sort().to_list()
@@ -60,8 +62,12 @@ def _of_task(
         "slopes": own["slopes"].drop("task").to_dicts(),
         "differences": own["differences"].drop("task").to_dicts(),
         "exit": _exit(own["exits"], exit_q),
+        "windows": own["window_slopes"].drop("task").to_dicts() if "window_slopes" in own else [],
     }
-    summary["headline"] = " ".join(_sentences(summary, name))
+    probed = "effective_slopes" in own and own["effective_slopes"].height > 0
+    summary["effective"] = own["effective_slopes"].drop("task").to_dicts() if probed else []
+    effective = effective_sentence(found, task, name) if probed else ""
+    summary["headline"] = " ".join(_sentences(summary, name, effective))
     return summary
 
 
@@ -91,7 +97,7 @@ def _exit(exits: pl.DataFrame, exit_q: float | None) -> dict[str, Any] | None:
     return at.drop("task").to_dicts()[0] if at.height else None
 
 
-def _sentences(summary: dict[str, Any], name: str) -> list[str]:
+def _sentences(summary: dict[str, Any], name: str, effective: str) -> list[str]:
     task, unit = summary["task"], summary["unit"]
     slopes = {(row["quantity"], row["group"]): row for row in summary["slopes"]}
     settling = slopes[summary["settling_column"], "all"]
@@ -103,6 +109,9 @@ def _sentences(summary: dict[str, Any], name: str) -> list[str]:
     for row in summary["differences"]:
         if row["quantity"].startswith("accuracy: loop 1") and row["difference"] is not None:
             said.append(_first_loop(row))
+    if summary["windows"]:
+        said.append(_windows(name, summary["windows"]))
+    said.append(effective)
     said.append(_shortcut(summary["hops"]))
     return [sentence for sentence in said if sentence]
 
@@ -152,6 +161,38 @@ def _first_loop(row: dict[str, Any]) -> str:
     if row["low"] > 0:
         return f"One loop alone is more accurate than all of them {at} ({points})."
     return f"No accuracy difference between one loop and all was measured {at} ({points}, which includes 0)."
+
+
+def _windows(name: str, rows: list[dict[str, Any]]) -> str:
+    found = {row["quantity"]: row for row in rows}
+    arrives, leaves = found["destination_crossed_relative"], found["source_crossed_relative"]
+    if not arrives["n_pairs"]:
+        return f"By patching nothing is told of {name}'s depth: it answers no pair of stories right on both."
+    if arrives["slope"] is None and leaves["slope"] is None:
+        return (
+            f"By patching, whether {name} uses more depth with more hops is not told: {arrives['reason']}: "
+            "ask for more stories with --patch-items."
+        )
+    said = [
+        _moves("what the answer needs reaches the last token", arrives),
+        _moves("the changed word stops mattering", leaves),
+    ]
+    pairs = f"{arrives['n_pairs']} pairs of stories, right on both"
+    return f"By patching, {' and '.join(part for part in said if part)} ({pairs})."
+
+
+def _moves(what: str, row: dict[str, Any]) -> str:
+    if row["slope"] is None:
+        return ""
+    shares = f"{100 * row['slope']:+.1f} % of the depth per hop"
+    change = f"{shares}, 95 % interval {100 * row['low']:+.1f} to {100 * row['high']:+.1f}"
+    if row["share_censored"]:
+        change += f"; {100 * row['share_censored']:.0f} % of the pairs never cross"
+    if row["low"] > 0:
+        return f"{what} later the more hops are asked ({change})"
+    if row["high"] < 0:
+        return f"{what} earlier, not later, the more hops are asked ({change})"
+    return f"no change with hops was measured of when {what} ({change}, which includes 0)"
 
 
 def _shortcut(rows: list[dict[str, Any]]) -> str:

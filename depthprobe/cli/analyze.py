@@ -7,10 +7,14 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from depthprobe.pipeline.plan import DryRun
 
 
 def command(
@@ -81,9 +85,32 @@ def command(
         int | None,
         typer.Option("--browse", help="Questions to read token by token; 0: none. Default: as many as are cheap."),
     ] = None,
+    lens: Annotated[
+        str | None, typer.Option("--lens", help="plain (the default), norm and head alone; or tuned, with --tuned.")
+    ] = None,
+    tuned: Annotated[
+        str | None, typer.Option("--tuned", help="A tuned lens: a file of `depthprobe lens train`.")
+    ] = None,
+    probes: Annotated[
+        str | None, typer.Option("--probes", help="lens (the default), or lens,patching: states of a changed story.")
+    ] = None,
+    patch_items: Annotated[
+        int | None, typer.Option("--patch-items", help="Stories of each task to patch, at every k. 8.")
+    ] = None,
+    sites: Annotated[
+        str | None,
+        typer.Option("--sites", help="Where to patch: resid_post (default), resid_pre, attn_out, mlp_out, loop_state."),
+    ] = None,
+    max_memory: Annotated[
+        str | None, typer.Option("--max-memory", help="What a sweep may take beyond the model. 1GiB.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the run takes (forwards, FLOPs, memory, time), and stop.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Measure how a model uses its depth on questions of known hop count; write a run folder and a report."""
+    from depthprobe.errors import UserError
     from depthprobe.pipeline.config import AnalyzeConfig, read_config
 
     given = {
@@ -107,19 +134,34 @@ def command(
         "bos": bos,
         "chat": chat,
         "browse": browse,
+        "lens": lens,
+        "tuned": tuned,
+        "probes": probes,
+        "patch_items": patch_items,
+        "sites": sites,
+        "max_memory": max_memory,
         "out": out,
     }
     options = read_config(config) if config is not None else {}
     options |= {name: value for name, value in given.items() if value is not None}
-    where = options.pop("out", None)
+    where, memory = options.pop("out", None), options.pop("max_memory", None)
     AnalyzeConfig.of(options)  # a mistyped option is told before anything heavy is imported
+    if dry_run and resume:
+        what = "--dry-run continues nothing, so --resume says nothing"
+        raise UserError(what, remedy="give one of them")
     _quiet_libraries()
+    if dry_run:
+        from depthprobe.pipeline.plan import dry_run as plan
+
+        _print_plan(plan(max_memory=memory, remark=lambda line: print(line, file=sys.stderr), **options), as_json)
+        return
     from depthprobe.pipeline.analyze import analyze
 
     with _progress() as progress:
         result = analyze(
             out=where,
             resume=resume,
+            max_memory=memory,
             progress=progress,
             remark=lambda line: print(line, file=sys.stderr),
             command=shlex.join(["depthprobe", *sys.argv[1:]]) if sys.argv else None,
@@ -136,6 +178,14 @@ def command(
         return
     _print_summary(result.summary)
     typer.echo(f"report: {result.report}")
+
+
+def _print_plan(plan: DryRun, as_json: bool) -> None:
+    if as_json:
+        told = {"model": plan.model, "seconds": plan.seconds, "probes": [asdict(cost) for cost in plan.probes]}
+        typer.echo(json.dumps(told, ensure_ascii=False, indent=2, allow_nan=False))
+    else:
+        typer.echo(str(plan))
 
 
 def _quiet_libraries() -> None:

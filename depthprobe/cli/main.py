@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "analyze": "Measure how a model uses its depth as questions get harder, and write a report.",
     "report": "Draw report.html again from a run folder's tables.",
     "tasks": "Generate, check and show kinship and follow questions.",
+    "lens": "Train a tuned lens, or compare one with the logit lens.",
     "train": "Train an embedded model from scratch by its recipe.",
     "doctor": "Say what is installed, what is missing, and what brings it.",
 }

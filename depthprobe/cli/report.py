@@ -25,11 +25,11 @@ def command(
         ),
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print accuracy by hops and depth as Markdown instead.")
+        bool, typer.Option("--markdown", help="Print its tables by hops as Markdown instead.")
     ] = False,
 ) -> None:
     """Draw report.html again from a run folder's tables, without running the model."""
-    from depthprobe.report import accuracy_markdown, read_run, write_report
+    from depthprobe.report import accuracy_markdown, causal_markdown, read_run, write_report
 
     if not markdown:
         typer.echo(write_report(run, out, _limit(items)))
@@ -37,7 +37,8 @@ def command(
     for option, value in (("--out", out), ("--items", items)):
         if value is not None:
             raise UserError("--markdown prints and writes no page", where=option, remedy="leave one of the two out")
-    typer.echo(accuracy_markdown(read_run(run)))
+    found = read_run(run)
+    typer.echo("\n\n".join(filter(None, (accuracy_markdown(found), causal_markdown(found)))))
 
 
 def _limit(items: str | None) -> int | Literal["all"] | None:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from depthprobe.depth.coordinates import Coordinate
 from depthprobe.depth.decoder import DecoderModel
-from depthprobe.depth.taps import Collected, hidden
+from depthprobe.depth.tapped import Collected
+from depthprobe.depth.taps import Tap, hidden
 from depthprobe.depth.watch import kind_of
 from depthprobe.errors import UserError
 
@@ -56,6 +57,7 @@ class BridgeModel(DecoderModel):
         self.can_continue = self.bridges_gaps = False  # its attention neither fills a cache nor reads one
         numbers = {id(block): number for number, block in enumerate(bridge.blocks)}
         known = self._heard()
+        paths = {id(module): path for path, module in self.model.named_modules()}
         native, self._taps, self._hooks = self._taps, {}, dict[Coordinate, str]()
         for coordinate in self.axis:
             depth = Coordinate(1, 1) if coordinate.site == "embed" else coordinate._replace(site="resid_post")
@@ -63,7 +65,10 @@ class BridgeModel(DecoderModel):
             for site in ("embed",) if coordinate.site == "embed" else _HOOKS:
                 point, hook = coordinate._replace(site=site), f"blocks.{number}.{_HOOKS.get(site, 'hook_in')}"
                 if hook in known:
-                    self._taps[point], self._hooks[point] = native.get(point, native[coordinate]), hook
+                    # the part itself may not show as a module, but its hook point is one, and an edit lands there
+                    inner = paths.get(id(self._bridge.hook_dict[hook])) if site in ("attn_out", "mlp_out") else None
+                    tap = native.get(point) or (Tap(inner) if inner else native[coordinate])
+                    self._taps[point], self._hooks[point] = tap, hook
             if coordinate not in self._taps or coordinate.site == "final_state":
                 where = f"{coordinate}, {native[coordinate].path}"
                 raise UserError(f"the bridge of {name} has no hook point there", where=where, remedy=_NATIVE)

@@ -15,7 +15,8 @@ from torch import nn
 from depthprobe.depth.coordinates import Coordinate
 from depthprobe.depth.stack import find_ending, find_stack, loop_states, part, the_head
 from depthprobe.depth.tail import Tail, logit_transform
-from depthprobe.depth.taps import Tap, TappedModel
+from depthprobe.depth.tapped import TappedModel
+from depthprobe.depth.taps import Tap
 from depthprobe.depth.watch import IDS, ROUNDING, Call, Record, check_causal, watch
 from depthprobe.errors import UserError
 

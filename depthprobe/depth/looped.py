@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from depthprobe.depth.coordinates import Coordinate
 from depthprobe.depth.tail import Tail
-from depthprobe.depth.taps import Tap, TappedModel
+from depthprobe.depth.tapped import TappedModel
+from depthprobe.depth.taps import Tap
 from depthprobe.errors import UserError
 from depthprobe.models import LoopedForCausalLM
 

@@ -322,7 +322,8 @@ class DepthModel(ABC):
     def tail32(self) -> Tail:
         """Norm, head and logit transform in float32, made when first asked for."""
         if self._tail32 is None:
-            self._tail32 = self._tail if self.dtype == torch.float32 else self._tail.float32()
+            with torch.inference_mode(False):  # weights that were copied in that mode would pass no gradient on
+                self._tail32 = self._tail if self.dtype == torch.float32 else self._tail.float32()
         return self._tail32
 
     @torch.no_grad()
@@ -334,6 +335,10 @@ class DepthModel(ABC):
         """Whether the final norm has already been applied to the state at this coordinate."""
         del coordinate
         return False
+
+    def is_normed(self, coordinate: Coordinate) -> bool:
+        """Whether the final norm has already been applied to the state at this coordinate, so that it is not again."""
+        return self._is_normed(coordinate)
 
     @torch.no_grad()
     def check_identity(self, capture: Capture) -> float:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from depthprobe.depth.coordinates import Coordinate
 from depthprobe.depth.reading import HeadAt
 from depthprobe.depth.request import Caught, Request
-from depthprobe.depth.taps import Collected, TappedModel, hidden
+from depthprobe.depth.tapped import Collected, TappedModel
+from depthprobe.depth.taps import hidden
 from depthprobe.errors import UserError
 
 _INSTALL = "`pip install 'depthprobe[interp]'`"
@@ -36,6 +37,10 @@ class NNsightModel(TappedModel):
         self.bridges_gaps, self._parameters = inner.bridges_gaps, inner._parameters
         self._taps, self._tail = inner._taps, inner._tail
         self._envoys = {tap.path: wrapped.get(tap.path) for tap in self._taps.values()}
+
+    @property
+    def _beneath(self) -> TappedModel:
+        return self._inner  # the same module; a trace around each forward would only cost
 
     def _is_normed(self, coordinate: Coordinate) -> bool:
         return self._inner._is_normed(coordinate)

@@ -9,13 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from depthprobe.depth.coordinates import Coordinate
-from depthprobe.depth.model import DepthModel
-from depthprobe.depth.reading import HeadAt
-from depthprobe.depth.request import Caught, Request
 
 
 class Tap(NamedTuple):
@@ -35,6 +31,11 @@ def hidden(value: Any) -> Tensor:
     while not isinstance(value, Tensor):
         value = value[0]
     return value
+
+
+def replaced(value: Any, state: Tensor) -> Any:
+    """What a module takes or returns, with another residual in it."""
+    return state if isinstance(value, Tensor) else type(value)((replaced(value[0], state), *value[1:]))
 
 
 def first_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
@@ -81,52 +82,3 @@ def tapped(
 
                 stack.enter_context(module.register_forward_hook(leave))
         yield
-
-
-class TappedModel(DepthModel):
-    """A `DepthModel` whose points are taps. A subclass fills `_taps`, in the order of execution, and `_tail`."""
-
-    _taps: dict[Coordinate, Tap]
-
-    @property
-    def points(self) -> tuple[Coordinate, ...]:
-        return tuple(self._taps)
-
-    def _gate(self, state: Tensor) -> Tensor:
-        """λ [...] of a loop's end [..., d]; asked of models with a gate alone."""
-        raise NotImplementedError(type(self).__name__)
-
-    def _forward(self, request: Request) -> Caught:
-        collected = Collected(self, request)
-        with HeadAt(self._tail.head, request.read, request.logits) as head, self._tapped(collected):
-            output = self.model(**self._arguments(request))
-        return collected.caught(head.logits(output.logits), getattr(output, self._cache_name(), None))
-
-    def _tapped(self, collected: Collected) -> Any:
-        """Context in which a forward fills `collected`."""
-        return tapped(self.model, collected.taps, collected.take)
-
-
-class Collected:
-    """Takes the states that a request wants, as they come by, and computes the gate where a loop ends."""
-
-    def __init__(self, model: TappedModel, request: Request) -> None:
-        self._model, self._request = model, request
-        self._states: dict[Coordinate, Tensor] = {}
-        self._gates: dict[Coordinate, Tensor] = {}
-        self._ends = frozenset(model.loop_ends) if model.gate else frozenset()
-        self.taps = {c: tap for c, tap in model._taps.items() if c in request.wanted or c in self._ends}
-
-    def take(self, coordinate: Coordinate, state: Tensor) -> None:
-        """state: [B, S, d]."""
-        read, request = self._request.read, self._request
-        if coordinate in self._ends:
-            self._gates[coordinate] = self._model._gate(read(state))
-        if coordinate in request.wanted:
-            self._states[coordinate] = read(state, request.dtype)
-
-    def caught(self, logits: Tensor | None, cache: Any) -> Caught:
-        gate = None
-        if self._ends:
-            gate = torch.stack([self._gates[end] for end in self._model.loop_ends], dim=-1)  # [B, [P,] R]
-        return Caught(self._states, logits, gate, cache)

@@ -17,7 +17,7 @@ from torch import nn
 from depthprobe.depth.decoder import DecoderModel
 from depthprobe.depth.looped import LoopedModel
 from depthprobe.depth.model import DepthModel
-from depthprobe.depth.taps import TappedModel
+from depthprobe.depth.tapped import TappedModel
 from depthprobe.errors import UserError
 from depthprobe.models import LoopedForCausalLM
 

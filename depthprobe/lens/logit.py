@@ -5,12 +5,14 @@
     result.frame.filter(depth=12)              # polars, one line a position and depth
     result.top_ids, result.entropy             # tensors [N, D, k], [N, D]
     logit_lens(model, text, positions="last", lens="coda")
+    logit_lens(model, text, lens="tuned", tuned="model.tuned.safetensors")
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -23,10 +25,11 @@ from depthprobe.lens.coda import coda_exit_states, coda_states
 from depthprobe.lens.reads import check_logits, pad_id, padded
 from depthprobe.lens.result import LensResult
 from depthprobe.lens.targets import chat_prompt, check_bos, check_chat, encode, frame, with_bos
+from depthprobe.lens.tuned import TunedLens, as_lens
 from depthprobe.lens.vocabulary import Said, read
 from depthprobe.lens.words import Words
 
-LENSES = ("plain", "coda", "coda-exits")
+LENSES = ("plain", "tuned", "coda", "coda-exits")
 Ids = Sequence[int]
 #: Numbers held at once of a batch: the model's own logits and the states, in elements (16 MiB of float32).
 _HELD = 1 << 22
@@ -41,6 +44,7 @@ def logit_lens(
     targets: str | int | Sequence[str | int] | Tensor | None = None,
     lens: str = "plain",
     *,
+    tuned: TunedLens | str | Path | None = None,
     coordinates: Sequence[Coordinate] | None = None,
     bos: str = "tokenizer",
     chat: bool = False,
@@ -59,21 +63,28 @@ def logit_lens(
         top_k: how many of the best tokens to name.
         targets: tokens to follow: ids, or texts of one token each (mind the leading space), the same at every
             position; or ids of each row, int64 [B] or [B, T].
-        lens: "plain": norm and head alone; "coda": all positions stop at loop r and the coda runs on; "coda-exits":
-            the others stop where their gate lets them (see `lens.coda`).
-        coordinates: depths to read with the plain lens; default: the whole axis. The last one is always read.
+        lens: "plain": norm and head alone; "tuned": behind the translators of a tuned lens; "coda": all positions
+            stop at loop r and the coda runs on; "coda-exits": the others stop where their gate lets them (see
+            `lens.coda`).
+        tuned: the tuned lens, or the path of one; of lens "tuned" alone.
+        coordinates: depths to read with the plain or the tuned lens; default: the whole axis. The last one is always
+            read.
         bos: what stands in front of a text: as the "tokenizer" has it, "always" or "never".
         chat: put each text through the tokenizer's chat template, up to where the assistant's turn begins.
         side: where shorter rows are padded; it changes nothing but rounding.
 
     Raises:
         UserError: no tokens, a position out of range, a text of several tokens as a target, a lens, BOS or chat
-            template that the model does not have, a row beyond the context; NaN or an overflow (says where); a
-            readout that does not reproduce the model.
+            template that the model does not have, a tuned lens of another model, a row beyond the context; NaN or an
+            overflow (says where); a readout that does not reproduce the model.
     """
     if lens not in LENSES:
         raise UserError(f"there is no lens '{lens}'", remedy=f"one of {', '.join(LENSES)}")
-    if lens != "plain" and coordinates is not None:
+    if (lens == "tuned") != (tuned is not None):
+        what = f"lens '{lens}' takes no tuned lens" if tuned is not None else "lens 'tuned' needs a tuned lens"
+        raise UserError(what, where="tuned", remedy="give lens='tuned' and tuned=PATH, or neither")
+    along = lens in ("plain", "tuned")  # both read the axis
+    if not along and coordinates is not None:
         raise UserError("a coda lens is read at the ends of the loops", where="coordinates", remedy="leave them out")
     if not isinstance(model, DepthModel):
         remedy = "open it with depthprobe.load or depthprobe.wrap"
@@ -84,14 +95,15 @@ def logit_lens(
         raise UserError(f"side is {side!r}", remedy="one of left, right")
     if coordinates is not None and not (coordinates := tuple(coordinates)):
         raise UserError("coordinates are empty", remedy="name a depth, or leave them out")
+    translators = None if tuned is None else as_lens(tuned, model)
     rows = _rows(model, text_or_ids, bos, chat)
     wanted = [_positions(positions, len(row), number) for number, row in enumerate(rows)]
     target_ids = _targets(model, targets, len(rows))
     last = model.axis[-1]
-    depths = list(model.loop_ends) if lens != "plain" else list(coordinates or model.axis)
-    if lens == "plain" and last not in depths:
+    depths = list(coordinates or model.axis) if along else list(model.loop_ends)
+    if along and last not in depths:
         depths.append(last)
-    if lens == "plain":
+    if along:
         depths.sort(key=lambda c: _place(model, c))
 
     each = max(map(len, wanted)) * (model.vocab_size + len(depths) * model.width)
@@ -100,7 +112,7 @@ def logit_lens(
     gates: list[Tensor] = []
     for start in range(0, len(rows), batch):
         part = slice(start, start + batch)
-        some, gate = _batch(model, rows[part], wanted[part], depths, lens, top_k, target_ids, start, side)
+        some, gate = _batch(model, rows[part], wanted[part], depths, lens, top_k, target_ids, start, side, translators)
         said.append(some)
         gates += [] if gate is None else [gate.float().cpu()]
 
@@ -149,6 +161,7 @@ def _batch(
     targets: Tensor | None,
     first: int,
     side: str,
+    tuned: TunedLens | None,
 ) -> tuple[Said, Tensor | None]:
     """What some rows say, and their gate, [N, R]. first: number of the first row, for errors and targets."""
     ids, mask = padded(rows, pad_id(model), side)
@@ -166,7 +179,8 @@ def _batch(
         return f"row {first + number}, token {place}"
 
     last = model.axis[-1]
-    asked = tuple(depths) if lens == "plain" else (last,)
+    along = lens in ("plain", "tuned")
+    asked = tuple(depths) if along else (last,)
     capture = model.capture(ids, mask, places, asked)
     assert capture.logits is not None
     every = bool(kept.all())
@@ -185,7 +199,9 @@ def _batch(
     of_rows = None
     if targets is not None:
         of_rows = targets[torch.tensor([first + number for number, _ in owners])].to(model.device)
-    if lens == "plain":
+    if along:
+        if tuned is not None:
+            states = tuned.translated(states, last)
         found = [(c, states[c]) for c in depths]
         return read(model, found, top_k=top_k, targets=of_rows, own=own, name=name), gate
     run = coda_states if lens == "coda" else coda_exit_states

@@ -25,7 +25,7 @@ class LensResult:
 
     Attributes:
         model_name: whose states were read.
-        lens: "plain", "coda" or "coda-exits".
+        lens: "plain", "tuned", "coda" or "coda-exits".
         depths: the D coordinates, in the order of execution; of a coda lens the ends of the loops.
         depth_index: their indices on the model's axis.
         input_ids: the tokens of each row, unpadded, with BOS if there is one.

@@ -11,7 +11,7 @@ lacks and ends with the same table.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from depthprobe.lens.scores import (
     score_depth,
 )
 from depthprobe.lens.targets import Target, resolve
+from depthprobe.lens.tuned import TunedLens
 from depthprobe.lens.words import Words
 from depthprobe.tasks.intervals import cluster_of
 from depthprobe.tasks.items import Item
@@ -96,24 +97,35 @@ def n_batches(n_targets: int, batch_size: int) -> int:
 
 
 def lens_rows(
-    model: DepthModel, targets: Sequence[Target], batch_size: int = 32, *, done: Collection[int] = ()
+    model: DepthModel,
+    targets: Sequence[Target],
+    batch_size: int = 32,
+    *,
+    done: Collection[int] = (),
+    tuned: TunedLens | None = None,
 ) -> Iterator[tuple[int, pl.DataFrame]]:
-    """(number of the batch, its lens rows) for every batch that is not in `done`."""
+    """(number of the batch, its lens rows) for every batch that is not in `done`; read by `tuned` if it is given."""
     if batch_size < 1:
         raise UserError(f"batch size {batch_size} is not positive", remedy="give at least 1")
     for number in range(n_batches(len(targets), batch_size)):
         if number not in done:
-            yield number, lens_batch(model, targets[number * batch_size : (number + 1) * batch_size])
+            yield number, lens_batch(model, targets[number * batch_size : (number + 1) * batch_size], tuned)
 
 
 @torch.inference_mode()
-def lens_batch(model: DepthModel, targets: Sequence[Target]) -> pl.DataFrame:
+def lens_batch(model: DepthModel, targets: Sequence[Target], tuned: TunedLens | None = None) -> pl.DataFrame:
     """The lens rows of one batch: items in order, and for each the depths in order.
+
+    Args:
+        tuned: a tuned lens that was checked against the model (`as_lens`); None: the plain lens.
 
     Raises:
         UserError: NaN logits or lens (names the item), or the readout identity fails.
     """
     reads = run_batch(model, targets)
+    if tuned is not None:  # the last depth stays the model's own, whose readout was compared with its logits
+        last = model.axis[-1]
+        reads = replace(reads, root=tuned.capture(reads.root, last), states=tuned.translated(reads.states, last))
     names = [target.item.id for target in targets]
     index = CandidateIndex(targets, reads, model.device)
     first = torch.tensor([target.answer_ids[0] for target in targets], device=model.device)
@@ -121,7 +133,7 @@ def lens_batch(model: DepthModel, targets: Sequence[Target]) -> pl.DataFrame:
     final = model.readout(reads.root.states[last], last).log_softmax(-1)
     depths = [score_depth(model, coordinate, reads, index, first, final, names) for coordinate in model.axis]
     whole = answer_logprobs(model, targets, reads, final)
-    return _lens_table(model, targets, depths, whole, reads.root.gate_lambda)
+    return _lens_table(model, targets, depths, whole, reads.root.gate_lambda, "plain" if tuned is None else "tuned")
 
 
 def _lens_table(
@@ -130,6 +142,7 @@ def _lens_table(
     depths: list[tuple[VocabularyScores, CandidateScores]],
     whole: list[float],
     gate_lambda: Tensor | None,
+    lens: str,
 ) -> pl.DataFrame:
     """Columns of [items × depths], items outermost."""
     n_items, n_depths = len(targets), len(model.axis)
@@ -160,7 +173,7 @@ def _lens_table(
         "loop": by_depth([c.loop for c in model.axis]),
         "layer": by_depth([c.layer for c in model.axis]),
         "site": by_depth([c.site for c in model.axis]),
-        "lens": ["plain"] * (n_items * n_depths),
+        "lens": [lens] * (n_items * n_depths),
         "target_logit": stacked(0, "target_logit").ravel(),
         "target_logprob": logprob.ravel(),
         "target_prob": np.exp(logprob).ravel(),

@@ -25,6 +25,7 @@ from depthprobe.depth import Capture, Coordinate, DepthModel, continue_cache
 from depthprobe.errors import UserError
 from depthprobe.lens.reads import check_logits, pad_id, padded, split_stories
 from depthprobe.lens.targets import Target
+from depthprobe.lens.tuned import TunedLens
 from depthprobe.lens.vocabulary import Said, read
 from depthprobe.lens.words import Words
 
@@ -72,19 +73,27 @@ def browsed(model: DepthModel, targets: Sequence[Target], most: int | None = Non
 
 
 def token_rows(
-    model: DepthModel, targets: Sequence[Target], batch_size: int = 32, *, done: Collection[int] = ()
+    model: DepthModel,
+    targets: Sequence[Target],
+    batch_size: int = 32,
+    *,
+    done: Collection[int] = (),
+    tuned: TunedLens | None = None,
 ) -> Iterator[tuple[int, pl.DataFrame]]:
-    """(number of the batch, its rows) for every batch that is not in `done`."""
+    """(number of the batch, its rows) for every batch that is not in `done`; read by `tuned` if it is given."""
     if batch_size < 1:
         raise UserError(f"batch size {batch_size} is not positive", remedy="give at least 1")
     for number in range(-(-len(targets) // batch_size)):
         if number not in done:
-            yield number, token_batch(model, targets[number * batch_size : (number + 1) * batch_size])
+            yield number, token_batch(model, targets[number * batch_size : (number + 1) * batch_size], tuned)
 
 
 @torch.inference_mode()
-def token_batch(model: DepthModel, targets: Sequence[Target]) -> pl.DataFrame:
+def token_batch(model: DepthModel, targets: Sequence[Target], tuned: TunedLens | None = None) -> pl.DataFrame:
     """The rows of one batch: items in order, their positions in order, and for each the depths in order.
+
+    Args:
+        tuned: a tuned lens that was checked against the model (`as_lens`); None: the plain lens.
 
     Raises:
         UserError: NaN or an overflow (names item and position), or the readout identity fails at any token.
@@ -98,7 +107,7 @@ def token_batch(model: DepthModel, targets: Sequence[Target]) -> pl.DataFrame:
             if stop > start and (stop + 1 - start) * longest * model.vocab_size > _OWN:
                 break
             stop += 1
-        frames.append(_frame(model, targets[start:stop], depths))
+        frames.append(_frame(model, targets[start:stop], depths, tuned))
         start = stop
     return pl.concat(frames) if frames else tables.empty("tokens")
 
@@ -184,18 +193,26 @@ def _joined(
 
 
 def say_everywhere(
-    model: DepthModel, ran: Everywhere, coordinates: Sequence[Coordinate], name: Any, **options: Any
+    model: DepthModel,
+    ran: Everywhere,
+    coordinates: Sequence[Coordinate],
+    name: Any,
+    tuned: TunedLens | None = None,
+    **options: Any,
 ) -> Said:
     """What every token says, with the readout identity checked at each; options as `vocabulary.read` has them."""
     check_logits(model, ran.logits, name, ran.states)
     if model.dtype != torch.float32:  # in float32 `read` compares the same two
         last = model.axis[-1]
         model.check_identity(Capture({last: ran.states[last]}, ran.logits, None, torch.ones(1)))
-    depths = [(c, ran.states[c]) for c in coordinates]
+    states = ran.states if tuned is None else tuned.translated(ran.states, model.axis[-1])
+    depths = [(c, states[c]) for c in coordinates]
     return read(model, depths, own=ran.logits, name=name, **options)
 
 
-def _frame(model: DepthModel, targets: Sequence[Target], depths: tuple[int, ...]) -> pl.DataFrame:
+def _frame(
+    model: DepthModel, targets: Sequence[Target], depths: tuple[int, ...], tuned: TunedLens | None
+) -> pl.DataFrame:
     coordinates = [model.axis[depth] for depth in depths]
     ran = run_everywhere(model, [t.prompt_ids for t in targets], [t.item.story_id for t in targets], coordinates)
 
@@ -203,7 +220,7 @@ def _frame(model: DepthModel, targets: Sequence[Target], depths: tuple[int, ...]
         owner = next(number for number, rows in enumerate(ran.places) if row in rows)
         return f"item {targets[owner].item.id}, token {int((ran.places[owner] == row).argmax())}"
 
-    said = say_everywhere(model, ran, coordinates, name, top_k=_TOP, full=False)
+    said = say_everywhere(model, ran, coordinates, name, tuned, top_k=_TOP, full=False)
     places = np.concatenate(ran.places)  # [T], T tokens of all prompts
     top_ids = said.top_ids.cpu().numpy()[places]  # [T, D, 5]
     top_probs = said.top_logprobs.exp().cpu().numpy()[places]

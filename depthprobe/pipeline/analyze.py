@@ -14,12 +14,14 @@ import polars as pl
 from depthprobe import analysis, tables
 from depthprobe.errors import UserError
 from depthprobe.pipeline.config import AnalyzeConfig
-from depthprobe.pipeline.questions import digest, questions, shortcut_rows
+from depthprobe.pipeline.prepare import Ready, allowed_bytes, opened
+from depthprobe.pipeline.probes import PROBES
+from depthprobe.pipeline.questions import digest, shortcut_rows
 from depthprobe.runs import RunFolder, check_free, compare, read_manifest, user_errors
 
 if TYPE_CHECKING:
     from depthprobe.depth import DepthModel
-    from depthprobe.lens import Prepared
+    from depthprobe.lens import Prepared, TunedLens
 
 __all__ = ["AnalyzeResult", "analyze"]
 
@@ -66,6 +68,7 @@ def analyze(
     progress: Progress | None = None,
     remark: Callable[[str], None] | None = None,
     command: str | None = None,
+    max_memory: str | int | None = None,
     **options: Any,
 ) -> AnalyzeResult:
     """Ask a model questions of rising hop count, read every depth, analyse, write a run folder and a report.
@@ -78,6 +81,7 @@ def analyze(
         progress: is called as work goes on.
         remark: is called with a line about anything that was left out.
         command: how the run was asked for; kept in the manifest.
+        max_memory: what sweeps may take beyond the model, e.g. "2GiB" (1 GiB); larger ones are split.
         **options: the other fields of `AnalyzeConfig`; hops may be written "1-6".
 
     Raises:
@@ -86,6 +90,7 @@ def analyze(
     """
     config = AnalyzeConfig.of({"model": model, **options})
     say, told = remark or _silent, progress or _silent
+    limit = allowed_bytes(config, max_memory)
     folder = _folder(config, out, resume)
     begun = (folder / "manifest.json").exists()
     if begun:
@@ -96,28 +101,14 @@ def analyze(
             raise UserError("there is an unfinished run in this folder", where=str(folder), remedy=remedy)
     else:
         check_free(folder)
-    told("questions", 0, 1)
-    if config.data is None and config.split == "any" and options.get("split") is None:
-        say("no chain of one or two relations is held out, so the questions are of any split")
-    items = questions(config, remark=say)
-    told("model", 0, 1)
-    from depthprobe.depth import load
-    from depthprobe.lens import prepare_items
-
-    opened = load(
-        config.model, revision=config.revision, device=config.device, dtype=config.dtype, route=config.route
-    )
-    told("tokens", 0, 1)
-    prepared = prepare_items(
-        opened, items, skip_too_long=config.skip_too_long, bos=config.bos, chat=config.chat
-    )
-    if prepared.too_long:
-        say(f"{len(prepared.too_long)} items exceed the model's context and are left out")
-    identity = {
+    ready = opened(config, split_given=options.get("split") is not None, say=say, told=told)
+    identity: dict[str, dict[str, Any]] = {
         "config": config.as_dict(),
-        "model": _about(opened, config),
-        "items": {"digest": digest(items)},
+        "model": _about(ready.model, config),
+        "items": {"digest": digest(ready.items)},
     }
+    if (tuned := ready.tuned) is not None:  # another lens under the same path is another run
+        identity["model"] |= {"tuned_lens": tuned.digest(), "tuned_on": tuned.about.get("data")}
     if begun:
         run = RunFolder.resume(folder, identity)
     else:
@@ -128,7 +119,7 @@ def analyze(
             say(f"this run is finished already: {folder}")
         else:
             try:
-                _compute(run, opened, prepared, config, items, told, say)
+                _compute(run, ready, config, limit, told, say)
             except BaseException:
                 run.remove_if_empty()
                 raise
@@ -142,33 +133,39 @@ def analyze(
 
 def _compute(
     run: RunFolder,
-    model: DepthModel,
-    prepared: Prepared,
+    ready: Ready,
     config: AnalyzeConfig,
-    items: list[Any],
+    limit: int,
     told: Progress,
     say: Callable[[str], None],
 ) -> None:
     from depthprobe.lens import lens_rows, n_batches
 
+    model, prepared = ready.model, ready.prepared
     n_parts = n_batches(len(prepared.targets), config.batch_size)
     done = run.parts("lens")
     n_items = len(prepared.targets)
     told("lens", min(len(done) * config.batch_size, n_items), n_items)
-    for number, rows in lens_rows(model, prepared.targets, config.batch_size, done=done):
+    for number, rows in lens_rows(model, prepared.targets, config.batch_size, done=done, tuned=ready.tuned):
         run.write_part("lens", number, rows)
         done.add(number)
         told("lens", min(len(done) * config.batch_size, n_items), n_items)
-    n_browsed = _browse(run, model, prepared, config, told, say)
+    n_browsed = _browse(run, model, prepared, config, told, say, ready.tuned)
+    more: dict[str, pl.DataFrame] = {}
+    probed: dict[str, int] = {}
+    for name in config.probes[1:]:
+        found, counted = _probe(run, name, ready, config, limit, told, say)
+        more |= found
+        probed |= counted
     run.write_table("items", prepared.table)
     lens = run.join_parts("lens", n_parts)
     told("shortcuts", 0, 1)
     kept = set(prepared.table["item"])
-    asked = [item for item in items if item.id in kept]
+    asked = [item for item in ready.items if item.id in kept]
     shortcuts = tables.conform("shortcuts", shortcut_rows(asked))
     run.write_table("shortcuts", shortcuts)
     told("analysis", 0, 1)
-    found = analysis.analyse(lens, exit_q=model.exit_q, seed=config.seed, resamples=config.resamples)
+    found = analysis.analyse(lens, more=more, exit_q=model.exit_q, seed=config.seed, resamples=config.resamples)
     for name, table in found.items():
         run.write_table(name, table)
     summary = analysis.summarise(
@@ -180,8 +177,32 @@ def _compute(
         "too_long": len(prepared.too_long),
         "lens_rows": lens.height,
         "browsed": n_browsed,
+        **probed,
     }
     run.finish(counts=counts, summary=summary)
+
+
+def _probe(
+    run: RunFolder,
+    name: str,
+    ready: Ready,
+    config: AnalyzeConfig,
+    limit: int,
+    told: Progress,
+    say: Callable[[str], None],
+) -> tuple[dict[str, pl.DataFrame], dict[str, int]]:
+    """The tables of one probe, and its counts for the manifest."""
+    probe = PROBES[name]
+    told(name, 0, 1)
+    work = probe.prepare(ready.model, ready.prepared, config, limit, say)
+    done = set.intersection(*(run.parts(table) for table in probe.tables))
+    told(name, len(done), work.n_parts)
+    for number, frames in work.rows(done):
+        for table in probe.tables:
+            run.write_part(table, number, frames[table])
+        done.add(number)
+        told(name, len(done), work.n_parts)
+    return {table: run.join_parts(table, work.n_parts) for table in probe.tables}, dict(work.counts)
 
 
 def _browse(
@@ -191,6 +212,7 @@ def _browse(
     config: AnalyzeConfig,
     told: Progress,
     say: Callable[[str], None],
+    tuned: TunedLens | None,
 ) -> int:
     """The table `tokens`, unless nobody wants it; returns how many items it has."""
     from depthprobe.lens import browsed, n_batches, token_rows
@@ -203,7 +225,7 @@ def _browse(
         say(f"the browser shows {n_items} of {len(prepared.targets)} questions token by token; --browse asks for more")
     done = run.parts("tokens")
     told("words", min(len(done) * config.batch_size, n_items), n_items)
-    for number, rows in token_rows(model, chosen, config.batch_size, done=done):
+    for number, rows in token_rows(model, chosen, config.batch_size, done=done, tuned=tuned):
         run.write_part("tokens", number, rows)
         done.add(number)
         told("words", min(len(done) * config.batch_size, n_items), n_items)

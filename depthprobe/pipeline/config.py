@@ -18,12 +18,15 @@ from typing import Any
 from depthprobe.errors import UserError
 from depthprobe.tasks.splits import HASHED_RELATIONS
 
-__all__ = ["DEFAULT_SEED", "AnalyzeConfig", "parse_hops", "read_config"]
+__all__ = ["DEFAULT_SEED", "AnalyzeConfig", "parse_bytes", "parse_hops", "read_config"]
 
 TASKS = ("kinship", "follow")
 SPLITS = ("heldout", "train", "any")
 BOS = ("tokenizer", "always", "never")  # `lens.targets.BOS`, which would import torch
 ROUTES = ("native", "transformer-lens", "nnsight")  # `depth.ROUTES`, likewise
+LENSES = ("plain", "tuned")
+NAMES = ("lens", "patching", "effective")  # of probes: the lens, and `probes.PROBES`
+SITES = ("resid_pre", "resid_post", "attn_out", "mlp_out", "loop_state")  # `patching.SITES`, likewise
 MOST_HOPS = 8
 
 #: The recipes of our own models count their seeds from 0. Stories of another seed come from other families.
@@ -66,6 +69,11 @@ class AnalyzeConfig:
         chat: put prompts through the tokenizer's chat template.
         browse: items that the report's browser shows token by token, 0 for none; None: all that can be read
             cheaply (`lens.tokens`).
+        lens: "plain", the model's own norm and head alone, or "tuned", behind the translators of a tuned lens.
+        tuned: the tuned lens, a file of `depthprobe lens train`; of lens "tuned" alone.
+        probes: what is measured: the lens, always, and what stands beside it.
+        patch_items: stories of each task that are patched, at every hop count.
+        sites: where they are patched.
     """
 
     model: str = "follow-demo"
@@ -89,6 +97,11 @@ class AnalyzeConfig:
     bos: str = "tokenizer"
     chat: bool = False
     browse: int | None = None
+    lens: str = "plain"
+    tuned: str | None = None
+    probes: tuple[str, ...] = ("lens",)
+    patch_items: int = 8
+    sites: tuple[str, ...] = ("resid_post",)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> AnalyzeConfig:
@@ -107,6 +120,9 @@ class AnalyzeConfig:
             for name, value in given.items()
             if value is not None
         }
+        if (values.get("lens", cls.lens) == "tuned") != ("tuned" in values):
+            what = "--tuned says nothing without --lens tuned" if "tuned" in values else "--lens tuned needs a lens"
+            raise UserError(what, remedy="give both, --lens tuned --tuned PATH (`depthprobe lens train` makes one)")
         own = OWN_DEFAULTS.get(values.get("model", cls.model))
         if own and "data" not in values and values.get("task", own["task"]) == own["task"]:
             values = {**own, **values}
@@ -122,6 +138,12 @@ class AnalyzeConfig:
                 remedy = f"ask for {HASHED_RELATIONS} hops or more too, or for --split any"
                 raise UserError(what, where="--split heldout", remedy=remedy)
             values.setdefault("split", "any")
+        if "patching" not in values.get("probes", cls.probes):
+            for name in ("patch_items", "sites"):
+                if name in values:
+                    option = name.replace("_", "-")
+                    what = f"--{option} says nothing without the patching probe"
+                    raise UserError(what, remedy="ask for --probes lens,patching, or leave it out")
         return cls(**values)
 
     def as_dict(self) -> dict[str, Any]:
@@ -187,7 +209,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         if (before := first.setdefault(name, line)) != line:
             what = f"option '{name}' stands there twice"
             raise UserError(what, where=f"{path}, lines {before} and {line}", remedy="keep one of them")
-    known = {field.name for field in fields(AnalyzeConfig)} | {"out"}
+    known = {field.name for field in fields(AnalyzeConfig)} | {"out", "max_memory"}
     options: dict[str, Any] = {}
     for key, value in found.items():
         name = str(key).replace("-", "_")
@@ -247,6 +269,37 @@ def _tasks(name: str, value: Any) -> tuple[str, ...]:
     return tuple(task for task in TASKS if task in asked)
 
 
+def _several(known: tuple[str, ...], first: str | None = None) -> Callable[[str, Any], tuple[str, ...]]:
+    """Names, in one order, however often and in whatever order asked; `first` is to be among them."""
+
+    def read(name: str, value: Any) -> tuple[str, ...]:
+        asked = value.split(",") if isinstance(value, str) else value
+        if not isinstance(asked, (list, tuple)) or not asked or not all(isinstance(one, str) for one in asked):
+            raise UserError(f"{name} is to name one or more, got {value!r}", remedy=f"of {', '.join(known)}")
+        names = [one.strip() for one in asked]
+        for one in names:
+            _one_of(known)(name, one)
+        if first is not None and first not in names:
+            what = f"{name}: '{first}' is missing, which the report and every other probe stand on"
+            raise UserError(what, remedy=f"ask for {','.join([first, *names])}")
+        return tuple(one for one in known if one in names)
+
+    return read
+
+
+def parse_bytes(text: str | int) -> int:
+    """ "512M", "2GiB" or a number of bytes → bytes; K, M, G and T are powers of 1024.
+
+    Raises:
+        UserError: anything else, or less than 1 MiB.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), re.IGNORECASE)
+    found = 0 if match is None else int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+    if found < 1 << 20:
+        raise UserError(f"'{text}' is no amount of memory from 1 MiB on", remedy="e.g. --max-memory 2GiB")
+    return found
+
+
 def _hops(name: str, value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         return parse_hops(value)
@@ -278,4 +331,9 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "bos": _one_of(BOS),
     "chat": _flag,
     "browse": _whole(0),
+    "lens": _one_of(LENSES),
+    "tuned": _text,
+    "probes": _several(NAMES, "lens"),
+    "patch_items": _whole(1),
+    "sites": _several(SITES),
 }

@@ -14,37 +14,59 @@ behind it.
 from __future__ import annotations
 
 from depthprobe.report.data import Axis, Run, Task, read_run
-from depthprobe.report.figures import Figure
-from depthprobe.report.markdown import accuracy_markdown
+from depthprobe.report.figures import Choice, Figure
+from depthprobe.report.markdown import accuracy_markdown, causal_markdown
 from depthprobe.report.notebook import use_theme
 from depthprobe.report.page import render, write_report
 from depthprobe.report.panels import (
     accuracy_beside_shortcuts,
     accuracy_by_depth,
     compare_accuracy,
+    contributions,
+    controls_beside_donors,
     exit_trade_off,
     exits_by_hops,
+    knockout_curves,
+    later_layers,
     layers_within_loops,
+    output_reached,
+    patched_tokens,
+    patching_map,
     probability_curves,
     settling_strips,
+    skips,
+    windows_by_hops,
 )
+from depthprobe.report.sweep import patched_task
 
 __all__ = [
     "Axis",
+    "Choice",
     "Figure",
     "Run",
     "Task",
     "accuracy_beside_shortcuts",
     "accuracy_by_depth",
     "accuracy_markdown",
+    "causal_markdown",
     "compare_accuracy",
+    "contributions",
+    "controls_beside_donors",
     "exit_trade_off",
     "exits_by_hops",
+    "knockout_curves",
+    "later_layers",
     "layers_within_loops",
+    "output_reached",
+    "patched_task",
+    "patched_tokens",
+    "patching_map",
     "probability_curves",
     "read_run",
     "render",
     "settling_strips",
+    "skips",
     "use_theme",
+    "windows_by_hops",
     "write_report",
 ]

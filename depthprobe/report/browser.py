@@ -25,6 +25,7 @@ import polars as pl
 from depthprobe.errors import UserError
 from depthprobe.report.align import roles_of_tokens
 from depthprobe.report.data import Run, read_columns, read_table
+from depthprobe.report.patches import pack_patches
 
 __all__ = ["MAX_CELLS", "MAX_ITEMS", "Browser", "Limit", "build"]
 
@@ -53,6 +54,8 @@ class Browser:
         roles: roles of facts that occur, in the order of the legend.
         tasks, hops: what can be filtered by.
         capped: whether the default cap, not the user, left questions out.
+        with_patches: of those shown, how many can be seen patched token by token.
+        patches_left_out: how many more could, did their patches fit.
     """
 
     payload: str
@@ -63,6 +66,8 @@ class Browser:
     tasks: tuple[str, ...]
     hops: tuple[int, ...]
     capped: bool
+    with_patches: int
+    patches_left_out: int
 
 
 _ROLES = ("chain", "branch", "decoy", "offchain", "gender")
@@ -95,6 +100,15 @@ def build(run: Run, limit: Limit = None) -> Browser:
         ]
     )
     header, planes = _pack(run, shown, lens, grid, with_tokens)
+    patches = pack_patches(run.folder, shown["item"].to_list(), len(run.axis.coordinates))
+    axes: list[list[int]] = header["axes"]
+    for row in header["items"]:
+        row["patches"] = [_on_axis(own, axes) for own in patches.of.get(row["id"], [])]
+        if row["id"] in patches.tokens:
+            row["prompt"] = patches.tokens[row["id"]]
+            row["prompt_facts"] = roles_of_tokens(row["text"], row["prompt"], row["facts"])
+    header |= {"ways": patches.ways, "patched": len(planes)}
+    planes += patches.planes
     roles = {fact["role"] for facts in shown["facts"].to_list() for fact in facts}
     return Browser(
         payload=_encode(header, planes),
@@ -105,7 +119,17 @@ def build(run: Run, limit: Limit = None) -> Browser:
         tasks=tuple(task.name for task in run.tasks),
         hops=run.hops,
         capped=limit is None and shown.height < items.height,
+        with_patches=len(patches.of),
+        patches_left_out=patches.left_out,
     )
+
+
+def _on_axis(patch: dict[str, Any], axes: list[list[int]]) -> dict[str, Any]:
+    """A patch with its depths as one of the header's lists, which grows."""
+    own = {name: value for name, value in patch.items() if name != "depths"}
+    if patch["depths"] not in axes:
+        axes.append(patch["depths"])
+    return own | {"axis": axes.index(patch["depths"])}
 
 
 _GRID = ["item", "position", "token", "depth", "top5", "top5_probs", "gate_lambda", "gate_cdf"]

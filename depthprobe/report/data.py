@@ -25,7 +25,11 @@ __all__ = ["SCHEMA_VERSION", "Axis", "Coordinate", "Run", "Task", "read_columns"
 SCHEMA_VERSION = 1
 
 _REQUIRED = ("items", "settling", "accuracy", "slopes")
-_OPTIONAL = ("settling_by_hops", "shortcuts", "differences", "exits", "fixed_exits", "exits_by_hops")
+_CAUSAL = (
+    "patching_by_role", "windows", "window_slopes", "knockout", "knockout_by_depth", "effective_by_hops",
+    "effective_depths", "effective_slopes",
+)  # fmt: skip
+_OPTIONAL = ("settling_by_hops", "shortcuts", "differences", "exits", "fixed_exits", "exits_by_hops", *_CAUSAL)
 _ORDER = ("kinship", "follow")
 
 
@@ -170,6 +174,14 @@ class Task:
     exits: pl.DataFrame
     fixed_exits: pl.DataFrame
     exits_by_hops: pl.DataFrame
+    patching_by_role: pl.DataFrame
+    windows: pl.DataFrame
+    window_slopes: pl.DataFrame
+    knockout: pl.DataFrame
+    knockout_by_depth: pl.DataFrame
+    effective_by_hops: pl.DataFrame
+    effective_depths: pl.DataFrame
+    effective_slopes: pl.DataFrame
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}, hops {list(self.hops)}, {self.n_stories} stories, {self.items.height} questions)"
@@ -182,6 +194,18 @@ class Task:
     @property
     def has_gate(self) -> bool:
         return self.exits_by_hops.height > 0
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether anything was changed in the model, or skipped, to see what follows."""
+        return any(getattr(self, name).height for name in _CAUSAL)
+
+    @property
+    def step(self) -> str:
+        """What one step of the depth axis is called, plural."""
+        if not self.axis.looped:
+            return "layers"
+        return "loops" if self.axis.steps_per_loop == 1 else "readouts"
 
     def final(self) -> pl.DataFrame:
         """The accuracy table at the last depth, one row per hops."""

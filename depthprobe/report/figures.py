@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import polars as pl
 
+from depthprobe.errors import UserError
 from depthprobe.report.data import Axis
 
-__all__ = ["Figure", "Grid", "Key", "bounds", "depth_axis", "hops_axis", "layout", "relative_axis"]
+__all__ = [
+    "Choice", "Figure", "Grid", "Key", "agrees", "band", "bounds", "depth_axis", "hops_axis", "hops_line_axis",
+    "layout", "relative_axis", "selected",
+]  # fmt: skip
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', 'Helvetica Neue', Arial, sans-serif"
 ROW = 34  # pixels of a rung in figures whose rows are hops
@@ -32,6 +36,8 @@ class Grid:
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     source: str  # the Parquet file that they come from
+    when: tuple[Mapping[str, str], ...] = ()  # of each row: under which choices it is shown; none: always
+    note: str = ""  # on what the table leaves out
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,21 @@ class Key:
     mark: str
     token: str
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a figure lets its reader pick, one option at a time.
+
+    Attributes:
+        key: of the `meta["when"]` of traces, which says under which option each is drawn.
+        name: in words.
+        options: (value, its words); the first is drawn until another is picked.
+    """
+
+    key: str
+    name: str
+    options: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -55,7 +76,8 @@ class Figure:
         grid: the table view.
         sheet: the numbers behind the drawing, as the page exports them to CSV; no nested columns.
         keys: the legend; hops have a legend of their own for the whole section.
-        scale: (low, high) labels of the heat ramp, if it is used.
+        scale: (low, high) labels of the heat ramp, if it is used; three for the ramp of both signs.
+        choices: what can be picked; the spec holds the traces of all options.
     """
 
     id: str
@@ -65,7 +87,16 @@ class Figure:
     grid: Grid
     sheet: pl.DataFrame
     keys: tuple[Key, ...] = field(default=())
-    scale: tuple[str, str] | None = None
+    scale: tuple[str, ...] | None = None
+    choices: tuple[Choice, ...] = field(default=())
+
+    def choose(self, **picked: str | int) -> Figure:
+        """The figure with some of its choices made, as in `figure.choose(hops=3)`; the sheet keeps all.
+
+        Raises:
+            UserError: there is no such choice, or it has no such option.
+        """
+        return choose(self, picked)
 
     def plotly(self, theme: str | None = None, n_hops: int | None = None) -> Any:
         """A `plotly.graph_objects.Figure` that stands alone: real colours, a card behind it, title and legend.
@@ -90,6 +121,42 @@ class Figure:
     def csv(self) -> str:
         """The sheet as CSV: full column names, six decimals, nothing for a missing number."""
         return self.sheet.fill_nan(None).write_csv(float_precision=6)
+
+
+def selected(choices: Sequence[Choice]) -> dict[str, str]:
+    """What is drawn until a reader picks: the first option of each."""
+    return {choice.key: choice.options[0][0] for choice in choices}
+
+
+def agrees(when: Mapping[str, str], picked: Mapping[str, str]) -> bool:
+    """Whether what belongs to these options is shown; a choice that neither knows of does not matter."""
+    return all(picked.get(key, value) == value for key, value in when.items())
+
+
+def choose(figure: Figure, picked: Mapping[str, str | int]) -> Figure:
+    """See `Figure.choose`."""
+    known = {choice.key: choice for choice in figure.choices}
+    for key, value in picked.items():
+        if key not in known:
+            offers = f"it offers {', '.join(known)}" if known else "it offers none"
+            raise UserError(f"the figure {figure.id} has no choice '{key}'", remedy=offers)
+        options = [option for option, _ in known[key].options]
+        if str(value) not in options:
+            raise UserError(f"the figure {figure.id} has no {key} '{value}'", remedy=f"known: {', '.join(options)}")
+    made = {key: str(value) for key, value in picked.items()}
+    data = [trace for trace in figure.spec["data"] if agrees(trace.get("meta", {}).get("when", {}), made)]
+    left = tuple(choice for choice in figure.choices if choice.key not in made)
+    data = [
+        trace | {"visible": agrees(trace["meta"]["when"], selected(left))} if "when" in trace.get("meta", {}) else trace
+        for trace in data
+    ]
+    grid, when = figure.grid, figure.grid.when
+    if when:
+        kept = [i for i, own in enumerate(when) if agrees(own, made)]
+        grid = replace(grid, rows=tuple(grid.rows[i] for i in kept), when=tuple(when[i] for i in kept))
+    open_ = [known[key] for key in made if len(known[key].options) > 1]
+    title = ", ".join([figure.title, *(f"{c.name} {dict(c.options)[made[c.key]]}" for c in open_)])
+    return replace(figure, spec={**figure.spec, "data": data}, grid=grid, title=title, choices=left)
 
 
 def layout(*, height: int, xaxis: dict[str, Any], yaxis: dict[str, Any], left: int = 58) -> dict[str, Any]:
@@ -175,6 +242,24 @@ def hops_axis(hops: Sequence[int]) -> dict[str, Any]:
         "range": [len(hops) - 0.5, -0.5],
         "showgrid": False,
     }
+
+
+def hops_line_axis(hops: Sequence[int]) -> dict[str, Any]:
+    """An x axis with a tick for each hops."""
+    axis = {"title": "hops k", "tickmode": "array", "tickvals": list(hops), "ticktext": [str(k) for k in hops]}
+    return axis | {"range": [hops[0] - 0.4, hops[-1] + 0.4], "showgrid": False}
+
+
+def band(
+    x: Sequence[float], low: Sequence[float | None], high: Sequence[float | None], token: str, meta: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The trace of a translucent band (token: one that has a "-band"); none where any bound is missing."""
+    ends = [*low, *high]
+    if not ends or any(value is None or math.isnan(value) for value in ends):
+        return []
+    shape = {"type": "scatter", "mode": "lines", "fill": "toself", "line": {"width": 0}, "hoverinfo": "skip"}
+    y = [*high, *reversed(low)]
+    return [shape | {"x": [*x, *reversed(x)], "y": y, "fillcolor": f"var(--{token}-band)", "meta": meta}]
 
 
 def bounds(value: float, low: float | None, high: float | None) -> tuple[float, float]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from depthprobe.analysis import GROUPS
+import polars as pl
+
+from depthprobe.analysis import GROUPS, means_by_hops
+from depthprobe.report.causal import window_change, window_name
 from depthprobe.report.data import Run, Task
+from depthprobe.report.names import ROLES, known_first, role_name
 from depthprobe.report.text import missing
+
+__all__ = ["accuracy_markdown", "causal_markdown"]
 
 
 def accuracy_markdown(run: Run) -> str:
@@ -15,6 +21,66 @@ def accuracy_markdown(run: Run) -> str:
     settling depth per hop, of each group of questions.
     """
     return "\n\n".join(_table(run, task) for task in run.tasks)
+
+
+def causal_markdown(run: Run) -> str:
+    """Windows and knock-out by hops, a table of each for a task that has them; empty for a run of the lens alone.
+
+    Windows: the mean depth at which the effect crosses one half, by end and hops, with the shares of pairs that never
+    cross or are not monotone; below, their change per hop. Knock-out: of each role the depth at which a cut costs the
+    answer most, and how much, in nats.
+    """
+    parts = [part for task in run.tasks for part in (_windows(run, task), _knockout(run, task)) if part]
+    return "\n\n".join(parts)
+
+
+def _windows(run: Run, task: Task) -> str:
+    sites = task.windows["site"].unique().to_list()
+    site = next((one for one in ("resid_post", "loop_state", "resid_pre") if one in sites), None)
+    if site is None:
+        return ""
+    own = task.windows.filter(pl.col("site") == site)
+    rows = [["hops", "end", "depth crossed", "95 %", "pairs", "never cross", "not monotone"], ["---:"] * 7]
+    for end in ("source", "destination"):
+        part = own.filter(pl.col("end") == end)
+        for told in means_by_hops(part, "depth_crossed"):
+            at = part.filter(pl.col("hops") == told["hops"])
+            mean = "–" if told["mean"] is None else f"{told['mean']:.2f}"
+            shares = (at["censored"].sum() / at.height, (~at["monotone"]).sum() / at.height)
+            bounds = _interval(told["low"], told["high"])
+            cells = [str(told["hops"]), end, mean, bounds, str(at.height), *(f"{share:.2f}" for share in shares)]
+            rows.append(cells)
+    slopes = task.window_slopes.iter_rows(named=True)
+    changes = [f"{window_name(task, row['quantity'])}: {window_change(row)}" for row in slopes]
+    title = f"{run.manifest['config']['model']}, {task.name}: where a patch's effect crosses ½ ({task.step}, {site})"
+    below = ["", f"Per hop – {'. '.join(changes)}."] if changes else []
+    return "\n".join([f"**{title}**", "", *_lines(rows), *below])
+
+
+def _knockout(run: Run, task: Task) -> str:
+    table = task.knockout_by_depth.filter(pl.col("hops").is_not_null())
+    if not table.height:
+        return ""
+    table = table.filter(pl.col("window") == table["window"].min())
+    roles = known_first(table["role"].unique().to_list(), ROLES)
+    rows = [["hops", *map(role_name, roles)], ["---:"] * (1 + len(roles))]
+    for k in task.hops:
+        cells = [str(k)]
+        for role in roles:
+            own = table.filter((pl.col("hops") == k) & (pl.col("role") == role)).sort("drop", descending=True)
+            if not own.height:
+                cells.append("–")
+                continue
+            peak = own.row(0, named=True)
+            bounds = _interval(peak["low"], peak["high"])
+            cells.append(f"{peak['drop']:.2f} ({bounds}) at {task.axis.long(peak['depth'])}")
+        rows.append(cells)
+    title = f"{run.manifest['config']['model']}, {task.name}: what cutting the last token off costs the answer, in nats"
+    return "\n".join([f"**{title}**", "", *_lines(rows), "", "The largest over depth: a maximum of noise is above 0."])
+
+
+def _lines(rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in rows]
 
 
 def _interval(low: float | None, high: float | None) -> str:
@@ -43,8 +109,7 @@ def _table(run: Run, task: Task) -> str:
         rows.append(cells)
     unit = axis.unit[:-1]
     title = f"{run.manifest['config']['model']}, {task.name}, {task.n_stories} stories: accuracy by hops and {unit}"
-    table = ["| " + " | ".join(cells) + " |" for cells in rows]
-    return "\n".join([f"**{title}**", "", *table, "", _slopes(task)])
+    return "\n".join([f"**{title}**", "", *_lines(rows), "", _slopes(task)])
 
 
 _WORDS = {"all": "all questions", "correct": "answered right", "all_rungs": "stories right at every k"}

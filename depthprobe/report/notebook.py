@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from depthprobe.errors import UserError
 from depthprobe.report import palette
+from depthprobe.report.figures import agrees
 
 if TYPE_CHECKING:
-    from depthprobe.report.figures import Figure
+    from depthprobe.report.figures import Choice, Figure
 
 __all__ = ["current_theme", "standalone", "use_theme"]
 
@@ -27,6 +28,9 @@ _SYMBOLS = {
     "square-open": "square-open",
     "diamond-open": "diamond-open",
     "ring": "circle-open",
+    "triangle": "triangle-up",
+    "cross": "x",
+    "square": "square",
 }
 
 
@@ -76,6 +80,8 @@ def standalone(figure: Figure, theme: str | None = None, n_hops: int | None = No
 
     theme = current_theme() if theme is None else theme
     _known(theme)
+    # a notebook's drop-down can switch one choice; the others keep their first options, or `Figure.choose` makes them
+    figure = figure.choose(**{choice.key: choice.options[0][0] for choice in figure.choices[1:]})
     spec = copy.deepcopy(figure.spec)
     rungs = [int(found) for found in re.findall(r"--hop-(\d+)", str(spec))]
     n_hops = max([1, *rungs]) if n_hops is None else n_hops
@@ -104,7 +110,24 @@ def standalone(figure: Figure, theme: str | None = None, n_hops: int | None = No
         "legend": {"orientation": "h", "x": 0, "y": 1.01, "yanchor": "bottom", "font": {"size": 12}},
         "template": "none",
     }
+    for choice in figure.choices:
+        if len(choice.options) > 1:
+            layout["updatemenus"] = [_menu(choice, spec["data"])]
     return PlotlyFigure(palette.resolve(spec, theme, n_hops))
+
+
+def _menu(choice: Choice, data: list[dict[str, Any]]) -> dict[str, Any]:
+    """A drop-down that shows the traces of one option, and those of none."""
+    buttons = [
+        {
+            "label": f"{choice.name}: {words}",
+            "method": "restyle",
+            "args": ["visible", [agrees(trace.get("meta", {}).get("when", {}), {choice.key: value}) for trace in data]],
+        }
+        for value, words in choice.options
+    ]
+    place = {"x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom", "font": {"size": 12, "color": "var(--ink)"}}
+    return {"buttons": buttons, "bgcolor": "var(--card)", "bordercolor": "var(--rule)", "showactive": True, **place}
 
 
 def _known(theme: str) -> None:

@@ -23,8 +23,9 @@ from depthprobe.report.browser import Limit, build
 from depthprobe.report.data import Run, read_run
 from depthprobe.report.figures import Figure
 from depthprobe.report.manifest import exit_q, model_name, run_facts, version
-from depthprobe.report.sections import Section, section
+from depthprobe.report.sections import Section, section, settling_quantity
 from depthprobe.report.text import MINUS, NARROW, count
+from depthprobe.report.verdict import verdict
 
 __all__ = ["render", "write_report"]
 
@@ -72,6 +73,7 @@ def render(run: Run, items: Limit = None) -> str:
     said = {task["task"]: task["headline"] for task in _summary(run, name, q)["tasks"]}
     sections = [section(run, task, said[task.name], q) for task in run.tasks]
     gate = any(task.has_gate for task in run.tasks)
+    verdicts = [verdict(task, name, settling_quantity(task), _shortcut(said[task.name])) for task in run.tasks]
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -84,9 +86,10 @@ def render(run: Run, items: Limit = None) -> str:
         name=name,
         lede=_lede(run, gate),
         sections=sections,
+        verdicts=[found for found in verdicts if found is not None],
         facts=run_facts(run),
-        reading=words.reading(run.axis, gate, _shortcuts(run)),
-        limits=words.limits(run.axis, gate),
+        reading=words.reading(run.axis, gate, _shortcuts(run), words.probes(run.tasks), _lens(run)),
+        limits=words.limits(run.axis, gate, words.probes(run.tasks)),
         version=version(run.manifest),
         folder=run.folder.resolve().name,
         variables=palette.css(len(run.hops)),
@@ -96,10 +99,16 @@ def render(run: Run, items: Limit = None) -> str:
         plotly=get_plotlyjs().replace("</script", "<\\/script"),
         run_name=_embedded(run.folder.resolve().name),
         sheets=_embedded({f.id: f.csv() for f in _all(sections)}),
-        scripts=[_asset(name) for name in ("page.js", "export.js", "items.js", "grid.js", "browser.js")],
+        scripts=[_asset(name) for name in ("page.js", "export.js", "items.js", "patch.js", "grid.js", "browser.js")],
         browser=build(run, items),
         ways=words.ROLES,
     )
+
+
+def _shortcut(headline: str) -> str:
+    """What a headline says of the model's accuracy against the strongest shortcut: its last sentence, if any."""
+    at = headline.find("Its accuracy is ")
+    return headline[at:] if at >= 0 else ""
 
 
 def _shortcuts(run: Run) -> list[str]:
@@ -120,6 +129,10 @@ def _summary(run: Run, name: str, q: float | None) -> dict[str, Any]:
     )
     found = {kind: pl.concat([getattr(task, kind) for task in run.tasks]) for kind in kinds}
     return analysis.summarise(found, name=name, exit_q=q)
+
+
+def _lens(run: Run) -> str:
+    return str(run.manifest.get("config", {}).get("lens", "plain"))
 
 
 def _lede(run: Run, gate: bool) -> str:

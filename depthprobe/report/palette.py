@@ -66,6 +66,19 @@ _HEAT = {
     "dark": ("#22212c", "#453f86", "#8176dc", "#e4dfff"),
 }
 _HEAT_STEPS = 9
+#: below zero, where a share should not be: 0 -> -1
+_COLD = {
+    "light": ("#f4f2fb", "#f5d3b8", "#d98545", "#8f3c06"),
+    "dark": ("#22212c", "#6b3c1c", "#c06a2c", "#ffcfa3"),
+}
+_COLD_STEPS = 4
+
+
+#: tokens besides the rungs' that have a translucent "-band"
+_BANDED = (
+    "accent", "model", "rival", "gate", "other", "role-chain", "role-branch", "role-decoy", "role-offchain",
+    "role-gender",
+)  # fmt: skip
 
 
 def hop_token(index: int) -> str:
@@ -78,13 +91,22 @@ def tokens(theme: str, n_hops: int) -> dict[str, str]:
     read on them (`on-heat-0`…), translucent `hop-1-band`…"""
     found = dict(THEMES[theme])
     found |= {hop_token(i): colour for i, colour in enumerate(_ramp(_HOPS[theme], n_hops))}
-    for name in [name for name in found if name == "gate" or name.startswith("hop-")]:
+    for name in [name for name in found if name in _BANDED or name.startswith("hop-")]:
         r, g, b = _rgb(found[name])
         found[f"{name}-band"] = f"rgba({r},{g},{b},{0.13 if theme == 'light' else 0.16})"
     for i, colour in enumerate(_ramp(_HEAT[theme], _HEAT_STEPS)):
         found[f"heat-{i}"] = colour
         found[f"on-heat-{i}"] = max(("#ffffff", "#121118"), key=lambda text: contrast(text, colour))
+    for i, colour in list(enumerate(_ramp(_COLD[theme], _COLD_STEPS + 1)))[1:]:
+        found[f"cold-{i}"] = colour
+        found[f"on-cold-{i}"] = max(("#ffffff", "#121118"), key=lambda text: contrast(text, colour))
     return found
+
+
+def effect_scale() -> list[list[float | str]]:
+    """A plotly colour scale from −1 to 1 made of tokens: the heat ramp above 0, another below."""
+    cold = [[0.5 - 0.5 * i / _COLD_STEPS, f"var(--cold-{i})"] for i in range(_COLD_STEPS, 0, -1)]
+    return [*cold, *([0.5 + 0.5 * float(at), token] for at, token in heat_scale())]
 
 
 def heat_scale() -> list[list[float | str]]:

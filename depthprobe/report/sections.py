@@ -10,13 +10,15 @@ import polars as pl
 
 from depthprobe.analysis import GROUPS, MIN_CLUSTERS
 from depthprobe.report import panels
+from depthprobe.report.blocks import Block, Chip
+from depthprobe.report.causal import causal_blocks
 from depthprobe.report.data import Run, Task
-from depthprobe.report.figures import Figure, Grid
+from depthprobe.report.figures import Grid
 from depthprobe.report.palette import hop_token
 from depthprobe.report.text import count, interval, missing, number, percent, points_interval, signed
 from depthprobe.report.words import ABOUT, shortcut_name
 
-__all__ = ["Block", "Example", "Section", "Tile", "section"]
+__all__ = ["Example", "Section", "Tile", "section", "settling_quantity"]
 
 _MEASURES = (
     ("settling", "settling depth"),
@@ -52,25 +54,6 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Chip:
-    k: int
-    token: str
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A question of the section with its figures and findings."""
-
-    title: str
-    about: str
-    figures: tuple[Figure, ...] = ()
-    hops: tuple[Chip, ...] = ()
-    table: Grid | None = None
-    table_title: str = ""
-    after: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Section:
     slug: str
     title: str
@@ -97,6 +80,7 @@ def section(run: Run, task: Task, headline: str, exit_q: float | None) -> Sectio
             _settling(task),
             *_groups(task),
             _gate(task, exit_q),
+            *causal_blocks(run, task),
         ),
     )
 
@@ -119,7 +103,7 @@ def _tiles(task: Task) -> tuple[Tile, ...]:
         names = [shortcut_name(name) for name in dict.fromkeys(best["shortcut"].to_list())]
         named = ", ".join(names) if len(names) < 3 else f"{names[0]} … {names[-1]}"
         tiles.append(Tile("Best shortcut", _from_to(best["accuracy"].to_list()), named))
-    quantity, unit = _settling_quantity(task)
+    quantity, unit = settling_quantity(task)
     tiles.append(_slope_tile(task, quantity, "Settling, change per hop", unit))
     if task.has_gate:
         tiles.append(_slope_tile(task, "gate_exit", "Gate exit, change per hop", "loops"))
@@ -132,8 +116,11 @@ def _from_to(values: list[float]) -> str:
     return f"{percent(values[0])} → {percent(values[-1])}"
 
 
-def _settling_quantity(task: Task) -> tuple[str, str]:
-    """Loops where every question has a settling loop (a coda may change the answer), else depth."""
+def settling_quantity(task: Task) -> tuple[str, str]:
+    """The column of settling that is told, and its unit.
+
+    Loops where every question has a settling loop (a coda may change the answer), else depth.
+    """
     looped = task.settling["settling_loop"].null_count() == 0
     return ("settling_loop", "loops") if looped else ("settling_depth", _steps(task))
 
@@ -290,7 +277,7 @@ def _slopes(task: Task) -> Grid:
 
 def _groups(task: Task) -> tuple[Block, ...]:
     """Mean settling by hops in each group of questions."""
-    quantity, unit = _settling_quantity(task)
+    quantity, unit = settling_quantity(task)
     cell = {
         (row["hops"], row["group"]): row
         for row in task.settling_by_hops.filter(pl.col("quantity") == quantity).iter_rows(named=True)

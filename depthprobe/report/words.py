@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from depthprobe.analysis import MIN_CLUSTERS
-from depthprobe.report.data import Axis
+from depthprobe.report.data import Axis, Task
 
-__all__ = ["ABOUT", "ROLES", "SHORTCUTS", "limits", "reading", "shortcut_name"]
+__all__ = ["ABOUT", "ROLES", "SHORTCUTS", "limits", "probes", "reading", "shortcut_name"]
 
 #: task -> one sentence
 ABOUT = {
@@ -53,9 +53,52 @@ def shortcut_name(name: str) -> str:
     return SHORTCUTS[name][0] if name in SHORTCUTS else name.replace("_", " ")
 
 
-def reading(axis: Axis, gate: bool, shortcuts: Iterable[str]) -> list[tuple[str, str]]:
+#: probe -> its term and what it means
+_PROBES = {
+    "patching": (
+        "Patch, effect, flip",
+        "A state of one story's run stands in for that of another, at some tokens and one depth; what follows is "
+        "computed from it. Effect = (clean − patched) / (clean − donor), of the difference of the log-probabilities of "
+        "the answer and the donor's answer. A pair flips when the best candidate changes from the one to the other.",
+    ),
+    "windows": (
+        "Window",
+        "Source: until which depth the changed word's state decides. Destination: from which depth the last token's "
+        "does. Both are where the effect crosses ½, linear between depths; area is that under the effect, clipped to "
+        "0 … 1.",
+    ),
+    "knockout": (
+        "Knock-out",
+        "The last token's attention to some words is cut in a window of layers, in every head. The centre of the harm "
+        "is the mean depth of the cuts, each weighted by the log-probability that the answer loses.",
+    ),
+    "effective": (
+        "Contribution, skipping",
+        "Δ is what a layer or loop adds to the state h. Skipping leaves it out for all tokens and lets the rest run.",
+    ),
+}
+
+
+def probes(tasks: Iterable[Task]) -> tuple[str, ...]:
+    """The interventions that a run has tables of, in the order of the page."""
+    tables = {
+        "patching": "patching_by_role", "windows": "windows", "knockout": "knockout_by_depth",
+        "effective": "effective_by_hops",
+    }  # fmt: skip
+    own = list(tasks)
+    return tuple(probe for probe, name in tables.items() if any(getattr(task, name).height for task in own))
+
+
+def reading(
+    axis: Axis, gate: bool, shortcuts: Iterable[str], probed: Iterable[str] = (), lens: str = "plain"
+) -> list[tuple[str, str]]:
     """Terms and their meaning, those that this run needs."""
     step = "loop" if axis.looped else "layer"
+    through = {
+        "plain": "the model's own final norm and head (the logit lens).",
+        "tuned": "an affine map that was trained to make it say what the model says in the end, and then through the "
+        "model's own final norm and head (the tuned lens). The last depth has no such map.",
+    }
     found = [
         (
             "Hops and stories",
@@ -65,9 +108,7 @@ def reading(axis: Axis, gate: bool, shortcuts: Iterable[str]) -> list[tuple[str,
         ),
         (
             "Reading a depth",
-            f"At the position that predicts the answer, the state after a {step} is sent through the "
-            "model's own final norm "
-            "and head (the logit lens).",
+            f"At the position that predicts the answer, the state after a {step} is sent through {through[lens]}",
         ),
         (
             "Right",
@@ -98,6 +139,7 @@ def reading(axis: Axis, gate: bool, shortcuts: Iterable[str]) -> list[tuple[str,
                 "keep above that line.",
             )
         )
+    found += [_PROBES[probe] for probe in probed]
     known = [SHORTCUTS[name] for name in shortcuts if name in SHORTCUTS]
     if known:
         listed = "; ".join(f"{name}: {meaning}" for name, meaning in known)
@@ -114,12 +156,29 @@ def reading(axis: Axis, gate: bool, shortcuts: Iterable[str]) -> list[tuple[str,
     return found
 
 
-def limits(axis: Axis, gate: bool) -> list[str]:
+_CAUTIONS = {
+    "patching": "A patch shows that a state carries what differs between two stories and that the rest of the model "
+    "uses it in the other's run. It does not show how it was computed, nor that no other state would have done; where "
+    "information lies in several places, each alone may show no effect.",
+    "windows": "Windows are told for pairs that the model answers right on both stories: that is a selection by the "
+    "outcome, and a harder one at more hops.",
+    "knockout": "A cut, a zero or a skipped layer puts the model where training never took it. Harm shows that the "
+    "path is used; its size is not the size of what went along it.",
+}
+
+
+def limits(axis: Axis, gate: bool, probed: Iterable[str] = ()) -> list[str]:
     """What a reader might take from the page and should not."""
+    probed = tuple(probed)
     found = [
         "The lens is correlational. It shows what can be decoded at a depth, not what the model uses; that "
-        "takes "
-        "interventions (causal patching), which this report does not contain.",
+        "takes interventions"
+        + (
+            ", which stand in blocks of their own."
+            if probed
+            else " (causal patching), which this report does not contain."
+        ),
+        *(_CAUTIONS[probe] for probe in probed if probe in _CAUTIONS),
         "The groups “answered right” and “every rung right” are selected by their outcome: harder k lose more of "
         "the first, and the second holds only stories that the model answers at every k. Their slopes are read "
         "beside those of all questions, never instead of them.",

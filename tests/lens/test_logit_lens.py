@@ -133,7 +133,7 @@ def refusal(*arguments: Any, **options: Any) -> str:
 
 def test_what_there_is_not_is_refused() -> None:
     model, named = depth_model("llama"), depth_model("llama", word_tokenizer(TEXTS))
-    assert "there is no lens 'tuned'" in refusal(model, [4, 5], lens="tuned")
+    assert "there is no lens 'best'" in refusal(model, [4, 5], lens="best")
     assert "cannot be stopped at a loop" in refusal(model, [4, 5], lens="coda")
     assert "has no coda" in refusal(depth_model("looped-plain"), [4, 5], lens="coda")
     assert "has no exit gate" in refusal(depth_model("looped-huginn"), [4, 5], lens="coda-exits")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,41 @@ def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     nbclient.NotebookClient(
         notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
+    _CHECKS[path.stem](notebook, tmp_path)
+
+
+def _shown(notebook: Any) -> list[Any]:
     shown = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert not [output for output in shown if output.output_type == "error"]
-    kinds = [kind for output in shown for kind in output.get("data", {})]
-    assert kinds.count("application/vnd.plotly.v1+json") >= 5
+    return shown
+
+
+def _figures(shown: list[Any]) -> int:
+    return [kind for output in shown for kind in output.get("data", {})].count("application/vnd.plotly.v1+json")
+
+
+def _depth(notebook: Any, folder: Path) -> None:
+    shown = _shown(notebook)
+    assert _figures(shown) >= 5
     assert any("report.html" in _html(output) for output in shown)
     assert any("too few clusters" in _html(output) for output in shown)
-    assert (tmp_path / "runs" / "ten-minutes-follow" / "report.html").exists()
+    assert (folder / "runs" / "ten-minutes-follow" / "report.html").exists()
+
+
+def _patching(notebook: Any, folder: Path) -> None:
+    shown = _shown(notebook)
+    assert _figures(shown) == 6
+    said = "".join(str(output.get("text", "")) for output in shown)
+    assert "became" in said and "PatchResult(follow-demo" in said
+    assert any("too few clusters" in _html(output) for output in shown)
+    assert not list(folder.glob("runs*"))
+
+
+#: notebook -> what must have come out
+_CHECKS: dict[str, Callable[[Any, Path], None]] = {
+    "01_depth_in_ten_minutes": _depth,
+    "02_causal_patching": _patching,
+}
 
 
 def _html(output: Any) -> str:

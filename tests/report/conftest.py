@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from chromium import chromium
 from synthetic import layers_axis, looped_axis, write_run
+from synthetic_causal import add_causal
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +39,24 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("small"), looped_axis(3), model="</script><b>x</b>",
         tasks=("my <i>data</i>",), hops=(2,), n_stories=1, gate=False, shortcuts=False,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def causal_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A looped model in which information moves later with more hops, with enough clusters to say so."""
+    folder = tmp_path_factory.mktemp("causal")
+    hops = (1, 2, 3)
+    return add_causal(
+        write_run(folder, looped_axis(6), tasks=("follow",), hops=hops, n_stories=52, with_tokens=4), n_positioned=6
+    )
+
+
+@pytest.fixture(scope="session")
+def deep_causal_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers in a loop, a prelude and a coda; few stories; both tasks; no table of a kind that was not asked."""
+    axis = looped_axis(3, layers=2, prelude=1, coda=1)
+    run = write_run(tmp_path_factory.mktemp("deep-causal"), axis, hops=(1, 3), n_stories=8)
+    return add_causal(run, n_positioned=0)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 // The item browser: finds questions, picks one, shows its story, and has its grid drawn.
 (() => {
   "use strict";
-  const { drawn, grid, questions } = window.depthprobe;
+  const { drawn, grid, patches, questions } = window.depthprobe;
   const { escaped, visible } = questions;
   const $ = (id) => document.getElementById(id);
   const [box, find, found, said] = ["browser", "find", "found", "said"].map($);
@@ -12,6 +12,8 @@
   let hits = []; // numbers of the questions found
   let active = 0; // place in hits
   let item; // the question picked
+  let patched = false; // its patches are shown, not the lens
+  const [views, ways] = ["item-views", "item-ways"].map($); // absent on a page without patches
 
   const verdict = (one) => (one.right ? "right" : "wrong");
   const tick = (one) => `<i class="${verdict(one)}" aria-hidden="true">${one.right ? "✓" : "✗"}</i>`;
@@ -88,12 +90,36 @@
     reveal();
     head();
     story();
-    const by = data.unit === "loop" ? "loop" : "layer";
-    $("item-title").textContent = item.full ? `Leading words, token by ${by}` : `Leading words at the answer's place, by ${by}`;
-    grid.draw(questions.view(item), data);
+    offer();
+    show();
     if (!asked) return;
     history.replaceState(null, "", `#item=${encodeURIComponent(item.id)}`);
     said.textContent = `${hits.length} of ${data.items.length}; picked ${item.id}, ${verdict(item)}`;
+  }
+
+  /** The ways in which the question was patched; the one shown before, if it has it. */
+  function offer() {
+    if (!views) return;
+    const before = ways.selectedOptions[0]?.textContent;
+    const found = patches.waysOf(item, data);
+    ways.innerHTML = found.map(([number, words]) => `<option value="${number}"${words === before ? " selected" : ""}>${escaped(words)}</option>`).join("");
+    views.querySelector("[value=patching]").disabled = !found.length;
+  }
+
+  /** Draw the grid: the lens, or the patches where they are asked for and the question has some. */
+  function show() {
+    const shown = patched && item.patches?.length > 0;
+    const by = data.unit === "loop" ? "loop" : "layer";
+    const lens = item.full ? `Leading words, token by ${by}` : `Leading words at the answer's place, by ${by}`;
+    $("item-title").textContent = shown ? `Effect of a patch, token by ${by}` : lens;
+    if (views) {
+      for (const button of views.querySelectorAll("button")) button.setAttribute("aria-pressed", String((button.value === "patching") === shown));
+      $("item-way").hidden = !shown;
+      for (const key of document.querySelectorAll("#item-figure [data-view]")) key.hidden = (key.dataset.view === "patching") !== shown;
+    }
+    const view = shown ? patches.view(item, data, Number(ways.value)) : questions.view(item);
+    if (views) $("item-note").textContent = view.note ?? "";
+    grid.draw(view);
   }
 
   function head() {
@@ -164,6 +190,13 @@
       pick(Number(rung.dataset.number), true);
       document.querySelector("#item-head [aria-pressed=true]").focus();
     });
+    views?.addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (!button) return;
+      patched = button.value === "patching";
+      show();
+    });
+    ways?.addEventListener("change", show);
     window.addEventListener("hashchange", follow);
     document.addEventListener("keydown", (event) => {
       if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -1,10 +1,10 @@
 // Saves figures: PNG and SVG as drawn, with title and legend; CSV as the numbers behind the drawing.
 (() => {
   "use strict";
-  const { name, specOf, resolve } = window.depthprobe;
+  const { name, picksOf, specOf, resolve } = window.depthprobe;
   const sheets = JSON.parse(document.getElementById("sheets").textContent);
   const sources = new Map(); // id of a figure that another script draws -> () => ({ file, title, spec, legend, csv })
-  const GLYPHS = { dot: "●", ring: "◯", diamond: "◆", "diamond-open": "◇", "square-open": "□", tick: "|", leads: "▣" };
+  const GLYPHS = { dot: "●", ring: "◯", triangle: "▲", cross: "✕", diamond: "◆", "diamond-open": "◇", "square-open": "□", tick: "|", leads: "▣", unrun: "▨" };
   const TITLE = 62; // pixels above the plot for title and legend
 
   const escaped = (text) => text.replace(/[&<>]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[c]);
@@ -14,17 +14,19 @@
   function legend(figure) {
     const coloured = (token, glyph) => `<span style="color:var(--${token})">${glyph}</span>`;
     const token = (node) => (/--([a-z0-9-]+)\)/.exec(node.getAttribute("style") ?? "") ?? [])[1] ?? "ink";
-    const parts = [...figure.querySelectorAll(".keys .key")].map((key) => {
+    const parts = [...figure.querySelectorAll(".keys:not([hidden]) .key")].map((key) => {
       if (key.querySelector(".ramp")) {
-        const [low, high] = [...key.querySelectorAll("span")].map((span) => escaped(span.textContent));
-        const ramp = Array.from({ length: 9 }, (_, i) => coloured(`heat-${i}`, "■")).join("");
-        return `${low} ${ramp} ${high}`;
+        const ramp = (cold) => (cold ? [4, 3, 2, 1].map((i) => `cold-${i}`) : [0, 1, 2, 3, 4, 5, 6, 7, 8].map((i) => `heat-${i}`));
+        const part = (node) =>
+          node.tagName === "I" ? ramp(node.classList.contains("cold")).map((one) => coloured(one, "■")).join("") : escaped(node.textContent);
+        return [...key.children].map(part).join(" ");
       }
       const mark = key.querySelector("i");
       const kind = [...mark.classList].find((c) => c in GLYPHS);
       return `${coloured(kind === "leads" ? "rival" : token(mark), GLYPHS[kind] ?? "■")} ${escaped(key.textContent.trim())}`;
     });
     const hops = figure.closest(".block")?.querySelectorAll(".hops .chip[aria-pressed=true]") ?? [];
+    for (const [what, words] of picksOf(figure)) parts.push(escaped(`${what}: ${words}`));
     for (const chip of hops) parts.push(`${coloured(token(chip), "━")} k = ${chip.dataset.hop}`);
     return parts.join("    ");
   }

@@ -1,69 +1,64 @@
-// One question's grid, tokens × depth: draws it, walks it with the keyboard, shows a cell's five first words.
+// One question's grid, tokens × depth: draws a view of it (items.js, patch.js), walks it with the keyboard, tells of a cell.
 (() => {
   "use strict";
-  const { RANKS, escaped, percent, two, visible, exact } = window.depthprobe.questions;
+  const { escaped, visible } = window.depthprobe.questions;
   const [cells, tip] = ["cells", "tip"].map((id) => document.getElementById(id));
 
-  let view; // the question drawn
-  let gated = false; // the run has a gate
-  let lit = -1; // the row whose gate is shown
-  let told = null; // the cell whose words are shown
+  let view; // what is drawn
+  let lit = -1; // the row whose tracks are shown
+  let told = null; // the cell that is told of
 
   /** The class of a role; a role of the user's own has none. */
   const roleClass = (role) => (/^[a-z]+$/.test(role) ? role : "");
   /** A line stands behind each loop's end. */
   const columnClass = (column) => (view.depth(column).end ? "end" : "");
 
-  function draw(next, { gate }) {
-    [view, gated, lit] = [next, gate, -1];
+  function draw(next) {
+    [view, lit] = [next, -1];
     hide();
-    const { axis, last, item } = view;
+    const { axis, last } = view;
     const columns = axis.map((_, column) => column);
-    const track = (label, name) =>
+    const track = ({ name, label }) =>
       `<tr class="track" data-track="${name}"><th scope="row" class="token">${label}<small></small></th>${columns
         .map((column) => `<td class="${columnClass(column)}"></td>`).join("")}</tr>`;
-    let html = `<table role="grid" aria-label="Leading words, a row for each token, a column for each depth" aria-rowcount="${last + 2}" aria-colcount="${axis.length + 1}">
+    let html = `<table role="grid" aria-label="${view.caption}, a row for each token, a column for each depth" aria-rowcount="${last + 2}" aria-colcount="${axis.length + 1}">
       <thead><tr><th scope="col" class="token">token</th>${columns
         .map((column) => `<th scope="col" class="${columnClass(column)}" title="${view.depth(column).long}">${view.depth(column).short}</th>`)
         .join("")}</tr></thead><tbody>`;
     for (let row = 0; row <= last; row++) {
-      html += `<tr data-row="${row}"${row === last ? ' class="asks"' : ""}><th scope="row" class="token stroke ${roleClass(view.role(row))}"><small>${item.positions[row]}</small>${escaped(visible(view.token(row)))}</th>`;
+      html += `<tr data-row="${row}"${row === last ? ' class="asks"' : ""}><th scope="row" class="token stroke ${roleClass(view.role(row))}"><small>${view.position(row)}</small>${escaped(visible(view.token(row)))}</th>`;
       for (const column of columns) {
-        html += `<td role="gridcell" tabindex="-1" data-column="${column}" class="h${Math.round(8 * view.prob(row, column))} ${columnClass(column)}${view.leads(row, column) ? " leads" : ""}">${escaped(visible(view.word(row, column)))}</td>`;
+        html += `<td role="gridcell" tabindex="-1" data-column="${column}" class="${view.shade(row, column)} ${columnClass(column)}${view.leads(row, column) ? " leads" : ""}">${escaped(view.label(row, column))}</td>`;
       }
       html += "</tr>";
     }
-    html += `</tbody><tfoot>${track("p(answer)", "p")}${gated ? track("gate λ", "lambda") + track("gate CDF", "cdf") : ""}</tfoot></table>`;
+    html += `</tbody><tfoot>${view.tracks.map(track).join("")}</tfoot></table>`;
     cells.style.setProperty("--columns", axis.length);
     cells.innerHTML = html;
     cells.scrollTop = cells.scrollHeight; // the answer is predicted at the end
     cells.scrollLeft = 0;
     stop(cellNode(last, axis.length - 1));
-    bars("p", view.p, "model", percent);
-    cells.querySelector("[data-track=p] small").textContent = `at ${item.positions[last]}`;
+    for (const one of view.tracks) if (one.row !== undefined) bars(one, one.row);
     light(last);
   }
 
-  function bars(name, value, token, words) {
+  function bars({ name, token, words, value }, row) {
+    cells.querySelector(`[data-track=${name}] small`).textContent = `at ${view.position(row)}`;
     cells.querySelectorAll(`[data-track=${name}] td`).forEach((td, column) => {
-      const p = value(column);
+      const p = value(row, column);
       td.innerHTML = p == null ? "" : `<i style="height:${(100 * p).toFixed(0)}%;background:var(--${token})"></i><span>${words(p)}</span>`;
     });
   }
 
-  /** Show a row's gate, and its fact in the story. */
+  /** Show a row's own tracks, and its fact in the story. */
   function light(row) {
     if (row === lit) return;
     lit = row;
     cells.querySelector("tr.lit")?.classList.remove("lit");
     cells.querySelector(`tr[data-row="${row}"]`)?.classList.add("lit");
     for (const mark of document.querySelectorAll("#item-story mark.lit")) mark.classList.remove("lit");
-    document.querySelector(`#item-story mark[data-fact="${view.item.facts_of[row]}"]`)?.classList.add("lit");
-    if (!gated) return;
-    ["lambda", "cdf"].forEach((name, which) => {
-      cells.querySelector(`[data-track=${name}] small`).textContent = `at ${view.item.positions[row]}`;
-      bars(name, (column) => view.gate(row, column, which), "gate", two);
-    });
+    document.querySelector(`#item-story mark[data-fact="${view.fact(row)}"]`)?.classList.add("lit");
+    for (const one of view.tracks) if (one.row === undefined) bars(one, row);
   }
 
   const cellNode = (row, column) => cells.querySelector(`tr[data-row="${row}"] td[data-column="${column}"]`);
@@ -75,22 +70,13 @@
     node?.setAttribute("tabindex", "0");
   }
 
-  // -- a cell's words ------------------------------------------------------------------------------------------------
+  // -- what a cell says ------------------------------------------------------------------------------------------------
 
   function show(node) {
     const [row, column] = place(node);
     const role = view.role(row);
     light(row);
-    let html = `<p><b>${escaped(visible(view.token(row)))}</b> at ${view.item.positions[row]}, ${view.depth(column).long}${role ? `, ${escaped(role)} fact` : ""}</p><ol>`;
-    for (let rank = 0; rank < RANKS; rank++) {
-      const word = view.word(row, column, rank);
-      const p = view.prob(row, column, rank);
-      if (word) html += `<li><i style="width:${(100 * p).toFixed(1)}%"></i><span>${exact(word)}</span><b>${percent(p)}</b></li>`;
-    }
-    html += "</ol>";
-    if (row === view.last) html += `<p class="soft">${escaped(view.item.answer)}: ${percent(view.p(column))}, rank ${view.rank(column) + 1}</p>`;
-    const [lambda, cdf] = [0, 1].map((which) => view.gate(row, column, which));
-    if (lambda != null) html += `<p class="soft">gate λ ${two(lambda)}, CDF ${two(cdf)}</p>`;
+    const html = `<p><b>${escaped(visible(view.token(row)))}</b> at ${view.position(row)}, ${view.depth(column).long}${role ? `, ${escaped(role)} fact` : ""}</p>${view.card(row, column)}`;
     tip.innerHTML = html;
     tip.hidden = false;
     told?.removeAttribute("aria-describedby");
@@ -171,17 +157,12 @@
 
   function csv() {
     const { item, axis, last } = view;
-    const names = ["item", "position", "token", "depth", "loop", "layer", "site"];
-    for (let rank = 1; rank <= RANKS; rank++) names.push(`top${rank}`, `p${rank}`);
-    if (gated) names.push("gate_lambda", "gate_cdf");
-    const lines = [names.join(",")];
+    const lines = [["item", "position", "token", "depth", "loop", "layer", "site", ...view.names].join(",")];
     for (let row = 0; row <= last; row++) {
       axis.forEach((index, column) => {
         const { loop, layer, site } = view.depth(column);
-        const line = [item.id, item.positions[row], view.token(row), index, loop, layer, site];
-        for (let rank = 0; rank < RANKS; rank++) line.push(view.word(row, column, rank), view.prob(row, column, rank).toFixed(5));
-        if (gated) line.push(...[0, 1].map((which) => view.gate(row, column, which)?.toFixed(5) ?? ""));
-        lines.push(line.map(quoted).join(","));
+        const own = view.fields(row, column);
+        if (own) lines.push([item.id, view.position(row), view.token(row), index, loop, layer, site, ...own].map(quoted).join(","));
       });
     }
     return `${lines.join("\n")}\n`;
@@ -190,21 +171,23 @@
   /** The grid as a plotly heat map, for pictures; the page's own is a table, so that it can be walked. */
   function drawing() {
     const columns = view.axis.map((_, column) => column);
-    const rows = view.item.positions.map((_, row) => row);
+    const rows = Array.from({ length: view.last + 1 }, (_, row) => row);
     const each = (cell) => rows.map((row) => columns.map((column) => cell(row, column)));
     const common = { showgrid: false, zeroline: false, tickmode: "array", tickfont: { size: 11, color: "var(--soft)" } };
     const words = each((row, column) => {
-      const word = visible(view.word(row, column));
+      const word = view.label(row, column);
       const shown = escaped(word.length > 11 ? `${word.slice(0, 10)}…` : word);
-      const colour = `var(--on-heat-${Math.round(8 * view.prob(row, column))})`;
-      return `<span style="color:${colour}">${view.leads(row, column) ? `<b>▣ ${shown}</b>` : shown}</span>`;
+      const [kind, step] = [view.shade(row, column)[0] === "c" ? "cold" : "heat", view.shade(row, column).slice(1) || 0];
+      return `<span style="color:var(--on-${kind}-${step})">${view.leads(row, column) ? `<b>▣ ${shown}</b>` : shown}</span>`;
     });
+    const heat = Array.from({ length: 9 }, (_, i) => [i / 8, `var(--heat-${i})`]);
+    const both = [...[4, 3, 2, 1].map((i) => [0.5 - i / 8, `var(--cold-${i})`]), ...heat.map(([at, token]) => [0.5 + at / 2, token])];
+    const scale = view.scale === "heat" ? { zmin: 0, zmax: 1, colorscale: heat } : { zmin: -1, zmax: 1, colorscale: both };
     const title = { text: window.depthprobe.questions.axisTitle, font: { size: 12.5, color: "var(--soft)" } };
     return window.depthprobe.resolve({
       data: [
         {
-          type: "heatmap", z: each((row, column) => view.prob(row, column)), zmin: 0, zmax: 1, showscale: false, xgap: 1, ygap: 1,
-          colorscale: Array.from({ length: 9 }, (_, i) => [i / 8, `var(--heat-${i})`]),
+          type: "heatmap", z: each(view.number), ...scale, showscale: false, xgap: 1, ygap: 1, hoverongaps: false,
           text: words, texttemplate: "%{text}", textfont: { size: 10.5 },
         },
       ],
@@ -216,15 +199,15 @@
         xaxis: { ...common, title, tickvals: columns, ticktext: columns.map((column) => view.depth(column).short) },
         yaxis: {
           ...common, tickvals: rows, range: [rows.length - 0.5, -0.5],
-          ticktext: rows.map((row) => `${escaped(visible(view.token(row)))} ${view.item.positions[row]}`),
+          ticktext: rows.map((row) => `${escaped(visible(view.token(row)))} ${view.position(row)}`),
         },
       },
     });
   }
 
   window.depthprobe.exports.set("item-figure", () => ({
-    file: view.item.id,
-    title: `${view.item.id}: ${view.item.answer}`, // a question of six hops is wider than a picture
+    file: view.file,
+    title: `${view.item.id}: ${view.title ?? view.item.answer}`, // a question of six hops is wider than a picture
     width: Math.max(134 + 78 * view.axis.length, 560),
     spec: drawing(),
     csv: csv(),

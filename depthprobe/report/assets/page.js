@@ -6,6 +6,7 @@
   const preference = window.matchMedia("(prefers-color-scheme: dark)");
   const name = JSON.parse(document.getElementById("run-name").textContent); // of saved files
   const hidden = new Map(); // section -> hops that are switched off
+  const picks = new Map(); // block -> what is picked for its figures, by the key of the choice
   const PRINT_WIDTH = 630; // pixels: a sheet of A4 within its margins
 
   const config = {
@@ -30,19 +31,29 @@
     return node;
   }
 
-  /** A figure's data and layout in the colours of the theme, without the rungs that are switched off. */
+  const agrees = (when, picked) => Object.entries(when).every(([key, value]) => !(key in picked) || picked[key] === value);
+
+  /** A figure's data and layout in the colours of the theme: what is picked, without the rungs that are switched off. */
   function specOf(id) {
     const { data, layout } = resolve(figures[id], getComputedStyle(root));
-    const off = hidden.get(document.getElementById("plot-" + id).closest("[data-section]").dataset.section);
+    const plot = document.getElementById("plot-" + id);
+    const off = hidden.get(plot.closest("[data-section]").dataset.section);
+    const picked = picks.get(plot.closest(".block"));
     for (const trace of data) {
-      if (off && trace.meta && off.has(String(trace.meta.hop))) trace.visible = false;
+      const { hop, when } = trace.meta ?? {};
+      if (when && picked) trace.visible = agrees(when, picked);
+      if (off?.has(String(hop))) trace.visible = false;
+    }
+    if (data.every((trace) => trace.visible === false && trace.meta?.when)) {
+      const words = { text: "Nothing was run here: pick another.", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 };
+      layout.annotations = [...(layout.annotations ?? []), { ...words, font: { size: 14, color: layout.font.color } }];
     }
     return { data, layout };
   }
 
-  function draw(width) {
+  function draw(width, ids = Object.keys(figures)) {
     return Promise.all(
-      Object.keys(figures).map((id) => {
+      ids.map((id) => {
         const { data, layout } = specOf(id);
         if (width) layout.width = width;
         layout.autosize = !width;
@@ -89,6 +100,52 @@
     });
   }
 
+  // choices: one option at a time, for all figures of a block and their tables
+  function rows(block) {
+    for (const row of block.querySelectorAll("tr[data-when]")) {
+      row.hidden = !agrees(Object.fromEntries(new URLSearchParams(row.dataset.when)), picks.get(block));
+    }
+  }
+
+  for (const bar of document.querySelectorAll(".block > .choices")) {
+    const block = bar.parentNode;
+    const picked = {};
+    picks.set(block, picked);
+    for (const select of bar.querySelectorAll("select")) picked[select.dataset.choice] = select.value;
+    for (const button of bar.querySelectorAll("[aria-pressed=true]")) picked[button.dataset.choice] = button.value;
+    rows(block);
+    const pick = ({ dataset, value }) => {
+      picked[dataset.choice] = value;
+      rows(block);
+      draw(0, [...block.querySelectorAll("figure")].map((figure) => figure.id));
+    };
+    bar.addEventListener("change", (event) => pick(event.target));
+    bar.addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (!button) return;
+      for (const other of button.parentNode.querySelectorAll("button")) other.setAttribute("aria-pressed", String(other === button));
+      pick(button);
+    });
+    // a group of buttons is walked with the arrows as well
+    bar.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step || event.target.tagName !== "BUTTON") return;
+      const next = event.target[step > 0 ? "nextElementSibling" : "previousElementSibling"];
+      if (next?.tagName !== "BUTTON") return;
+      event.preventDefault();
+      next.focus();
+      next.click();
+    });
+  }
+
+  /** What is picked for a figure, in words: [["hops k", "3"], …]. */
+  function picksOf(figure) {
+    return [...(figure.closest(".block")?.querySelectorAll(":scope > .choices > *") ?? [])].map((one) => [
+      one.querySelector("span").textContent,
+      one.querySelector("[aria-pressed=true], option:checked").textContent,
+    ]);
+  }
+
   // paper is white and narrow
   let before;
   window.addEventListener("beforeprint", () => {
@@ -105,6 +162,7 @@
   // what export.js and browser.js need
   window.depthprobe = {
     name,
+    picksOf,
     specOf,
     resolve: (node) => resolve(node, getComputedStyle(root)),
     drawn: show().then(() => { root.dataset.ready = "true"; }),

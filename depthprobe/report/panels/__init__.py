@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from depthprobe.report.panels.accuracy import accuracy_beside_shortcuts, accuracy_by_depth
 from depthprobe.report.panels.compare import compare_accuracy
+from depthprobe.report.panels.effective import contributions, later_layers, output_reached, skips
 from depthprobe.report.panels.gate import exit_trade_off, exits_by_hops
+from depthprobe.report.panels.knockout import knockout_curves
 from depthprobe.report.panels.loops import layers_within_loops
+from depthprobe.report.panels.patching import controls_beside_donors, patching_map
 from depthprobe.report.panels.probabilities import probability_curves
 from depthprobe.report.panels.settling import settling_strips
+from depthprobe.report.panels.tokens import patched_tokens
+from depthprobe.report.panels.windows import windows_by_hops
 
 __all__ = [
     "accuracy_beside_shortcuts",
     "accuracy_by_depth",
     "compare_accuracy",
+    "contributions",
+    "controls_beside_donors",
     "exit_trade_off",
     "exits_by_hops",
+    "knockout_curves",
+    "later_layers",
     "layers_within_loops",
+    "output_reached",
+    "patched_tokens",
+    "patching_map",
     "probability_curves",
     "settling_strips",
+    "skips",
+    "windows_by_hops",
 ]

@@ -1,26 +1,10 @@
-"""The tables that probes write and analysis reads: one schema per name, and a check.
-
-Every probe turns (model, items) into one of these tables, and every figure is drawn from them, so a number in
-a report can be followed to rows of a Parquet file. A new column is added here first.
-
-    import polars as pl
-    from depthprobe import tables
-    lens = tables.check("lens", pl.read_parquet("run/tables/lens.parquet"))
-
-Depth is always the *index on the model's depth axis* (0 = the embedding, the last index = the state that the
-model's own head reads); `loop` and `layer` say which coordinate that is. Probabilities are in [0, 1],
-entropies and divergences in nats, log-probabilities natural.
-"""
+"""Schemas of what is asked, of what the lenses read, and of what analysis makes of that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 import polars as pl
 
-from depthprobe.errors import UserError
-
-__all__ = ["NULLABLE", "SCHEMAS", "check", "conform", "empty"]
+__all__ = ["FACT", "ITEM_KEYS", "NULLABLE", "SCHEMAS"]
 
 #: One stated fact of a story. Spans are half-open character offsets into `items.text`; `hop` is 1-based and
 #: null for a fact that lies off the question's chain; `role` is chain, branch, decoy, offchain or gender.
@@ -36,7 +20,7 @@ FACT = pl.Struct(
     }
 )
 
-_ITEM_KEYS: dict[str, pl.DataType] = {
+ITEM_KEYS: dict[str, pl.DataType] = {
     "item": pl.String(),
     "story": pl.String(),  # all rungs of one ladder share it: what slopes and differences are paired by
     # What intervals are taken over. Kinship: the first three relations of the question's chain; else the story.
@@ -48,7 +32,7 @@ _ITEM_KEYS: dict[str, pl.DataType] = {
 
 SCHEMAS: dict[str, dict[str, pl.DataType]] = {
     "items": {
-        **_ITEM_KEYS,
+        **ITEM_KEYS,
         "split": pl.String(),
         "form": pl.String(),
         "template": pl.String(),
@@ -85,12 +69,12 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
     },
     # one row per item and depth, read at the position that predicts the answer
     "lens": {
-        **_ITEM_KEYS,
+        **ITEM_KEYS,
         "depth": pl.Int32(),
         "loop": pl.Int32(),
         "layer": pl.Int32(),
         "site": pl.String(),  # "embed" | "resid_post" | "loop_state"
-        "lens": pl.String(),  # "plain": the model's own final norm and head
+        "lens": pl.String(),  # "plain": the model's own final norm and head; "tuned": behind translators
         "target_logit": pl.Float32(),  # of the answer's first token
         "target_logprob": pl.Float32(),  # over the whole vocabulary
         "target_prob": pl.Float32(),
@@ -132,7 +116,7 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
     },
     # one row per item; *_depth index the axis, *_loop count loops and are null for a model without loops
     "settling": {
-        **_ITEM_KEYS,
+        **ITEM_KEYS,
         "settling_depth": pl.Int32(),  # from here on top-1 stays that of the last depth
         "correct_depth": pl.Int32(),  # from here on the answer stays the best candidate; else null
         "plausible_depth": pl.Int32(),
@@ -272,66 +256,3 @@ NULLABLE: dict[str, frozenset[str]] = {
     "fixed_exits": frozenset({"low", "high"}),
     "exits_by_hops": frozenset({"low", "high"}),
 }
-
-
-def empty(name: str) -> pl.DataFrame:
-    """A table of that name without rows."""
-    return pl.DataFrame(schema=_schema(name))
-
-
-def conform(
-    name: str, rows: pl.DataFrame | Mapping[str, object] | Iterable[Mapping[str, object]]
-) -> pl.DataFrame:
-    """Columns, lists or row dicts → the checked table, in the order and the types of the schema."""
-    schema = _schema(name)
-    if isinstance(rows, pl.DataFrame):
-        df = rows
-    elif isinstance(rows, Mapping):
-        df = pl.DataFrame(dict(rows), schema_overrides=schema, strict=False)
-    else:
-        df = pl.DataFrame(list(rows), schema=schema, strict=False)
-    _names(name, df)
-    return check(name, df.select([pl.col(column).cast(kind) for column, kind in schema.items()]))
-
-
-def check(name: str, df: pl.DataFrame) -> pl.DataFrame:
-    """The same frame, if its columns, types and nulls are those of the table `name`.
-
-    Raises:
-        UserError: an unknown table, a missing or unknown column, another type, or a null where none may be.
-    """
-    schema = _schema(name)
-    _names(name, df)
-    for column, kind in schema.items():
-        if df.schema[column] != kind:
-            raise UserError(
-                f"column '{column}' is {df.schema[column]}, expected {kind}",
-                where=f"table {name}",
-                remedy="write it with the same version of depthprobe, or run `depthprobe analyze` again",
-            )
-    for column in schema.keys() - NULLABLE[name]:
-        nulls = df[column].null_count()
-        if nulls:
-            raise UserError(
-                f"column '{column}' has {nulls} null values and may have none",
-                where=f"table {name}",
-                remedy="run `depthprobe analyze` again",
-            )
-    return df
-
-
-def _schema(name: str) -> dict[str, pl.DataType]:
-    if name not in SCHEMAS:
-        raise UserError(f"there is no table '{name}'", remedy=f"known tables: {', '.join(SCHEMAS)}")
-    return SCHEMAS[name]
-
-
-def _names(name: str, df: pl.DataFrame) -> None:
-    expected, got = set(SCHEMAS[name]), set(df.columns)
-    for what, columns in (("lacks", expected - got), ("has unknown", got - expected)):
-        if columns:
-            raise UserError(
-                f"the table {what} column{'s' if len(columns) > 1 else ''} {', '.join(sorted(columns))}",
-                where=f"table {name}",
-                remedy="write it with the same version of depthprobe, or run `depthprobe analyze` again",
-            )

@@ -1,0 +1,264 @@
+"""When information moves: the windows of a patching sweep, by item, and their change with hops.
+
+The *source* is the changed word: patched at depth 0 it brings the other story's answer (effect 1), behind the last
+depth it brings nothing. The *destination* is the last token: nothing at depth 0, the other answer at the end. Each
+curve is summed up by the depth at which it first crosses one half, linear between depths, and by the area under it: not
+by the first or last single cell that shows an effect, which noise decides. A curve that never crosses, or is across at
+its first depth, is *censored*; one that goes back by more than `BACK` on its way is not *monotone*. Both are counted,
+and kept.
+
+In a model with loops the source is read where this and all later loops are patched (span "later"), if that was swept:
+loops that read the embedding again have the old word back after one, however late it is needed. Behind the layer that
+reads it in each loop it has no effect, and before it in the next it has one again: so a loop counts with its largest.
+
+Only pairs that the model answers right on both stories enter, and no controls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import polars as pl
+
+from depthprobe import tables
+from depthprobe.analysis.bootstrap import mean_interval
+from depthprobe.analysis.grid import with_clusters
+from depthprobe.analysis.slopes import paired_slope
+
+__all__ = ["BACK", "ENDS", "knockout_by_depth_table", "patching_by_role_table", "patching_tables",
+           "window_slopes_table", "windows_table"]  # fmt: skip
+
+#: End → (role, whether its effect rises along the depth).
+ENDS: dict[str, tuple[str, bool]] = {"source": ("changed_word", False), "destination": ("last", True)}
+
+#: How far an effect may go back before its curve is called not monotone.
+BACK = 0.1
+
+_ITEM = ("item", "story", "cluster", "task", "hops")
+_SWEEP = ("donor_kind", "control", "direction", "kind", "span", "site", "role", "depth")
+#: Columns of `windows` whose slope is reported, and what the slope is called.
+_QUANTITIES = {
+    "depth_crossed": "crossed", "relative": "crossed_relative", "loop_crossed": "crossed_loop", "area": "area",
+}  # fmt: skip
+
+
+def patching_tables(
+    found: Mapping[str, pl.DataFrame], axis: pl.DataFrame, *, seed: int = 0, resamples: int = 2000
+) -> dict[str, pl.DataFrame]:
+    """Every table that analysis makes of the tables `patching` and `knockout`.
+
+    Args:
+        axis: the model's depths (depth, loop, layer, is_loop_end), as `DepthGrid.axis` has them.
+    """
+    patching = found["patching"]
+    windows = windows_table(patching, axis)
+    boot = {"seed": seed, "resamples": resamples}
+    return {
+        "windows": windows,
+        "window_slopes": window_slopes_table(windows, patching, **boot),
+        "patching_by_role": patching_by_role_table(patching, **boot),
+        "knockout_by_depth": knockout_by_depth_table(found.get("knockout", tables.empty("knockout")), **boot),
+    }
+
+
+def windows_table(patching: pl.DataFrame, axis: pl.DataFrame) -> pl.DataFrame:
+    """The `windows` table: one row per item, end and site. Several donors of an item are averaged, depth by depth."""
+    rows: list[dict[str, object]] = []
+    curves = patching.filter(
+        pl.col("both_right") & ~pl.col("control") & pl.col("effect").is_not_null() & pl.col("position").is_null()
+        & (pl.col("kind") == "set") & (pl.col("direction") == "donor_to_item") & (pl.col("span") != "window")
+    )  # fmt: skip
+    for end, (role, rising) in ENDS.items():
+        of_role = curves.filter(pl.col("role") == role)
+        for (site,), of_site in sorted(of_role.partition_by("site", as_dict=True).items()):
+            span = "later" if not rising and "later" in of_site["span"] else "one"
+            cells = (
+                of_site.filter(pl.col("span") == span)
+                .group_by(*_ITEM, "depth")
+                .agg(pl.col("effect").cast(pl.Float64).mean(), pl.col("loop").first())
+                .sort("task", "story", "hops", "item", "depth")
+            )
+            for keys, curve in cells.partition_by(_ITEM, as_dict=True, maintain_order=True).items():
+                about = dict(zip(_ITEM, keys, strict=True)) | {"end": end, "site": site}
+                looped = span == "later" and axis.filter("is_loop_end").height > 1
+                rows.append(about | _window(curve, axis, rising, looped))
+    return tables.conform("windows", rows)
+
+
+def _by_loop(curve: pl.DataFrame) -> pl.DataFrame:
+    """Of each loop the depth with the largest effect, and the last depth of all.
+
+    Of several the last, but of an effect below one half the first: the crossing then lies between two neighbours.
+    """
+    ends = curve.filter(pl.col("depth") == pl.col("depth").max())
+    most = curve.filter(pl.col("effect") == pl.col("effect").max().over("loop")).sort("depth")
+    high = pl.col("effect") >= 0.5
+    kept = pl.concat([
+        most.filter(high).unique("loop", keep="last"), most.filter(~high).unique("loop", keep="first"),
+    ]).filter(pl.col("depth") < ends["depth"][0])  # fmt: skip
+    return pl.concat([kept, ends]).sort("depth")
+
+
+def _window(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool, largest: bool) -> dict[str, object]:
+    curve = _by_loop(curve) if largest else curve
+    depth, effect = curve["depth"].to_numpy().astype(np.float64), curve["effect"].to_numpy()
+    crossed = crossing(depth, effect, rising)
+    last = max(float(axis["depth"].to_numpy().max()), 1.0)
+    toward = effect if rising else -effect
+    width = depth[-1] - depth[0]
+    clipped = np.clip(effect, 0.0, 1.0)
+    area = np.trapezoid(clipped, depth) / width if width > 0 else clipped.mean()
+    return {
+        "depth_crossed": crossed,
+        "relative": None if crossed is None else crossed / last,
+        "loop_crossed": None if crossed is None else _loops(curve, axis, rising, largest),
+        "area": float(area),
+        "censored": crossed is None,
+        "monotone": bool((np.maximum.accumulate(toward) - toward).max() <= BACK),
+        "effect_first": float(effect[0]),
+        "effect_last": float(effect[-1]),
+    }
+
+
+def crossing(where: np.ndarray, effect: np.ndarray, rising: bool) -> float | None:
+    """Where an effect [D] first crosses one half, linear between depths [D]; None if it does not, or has at once."""
+    beyond = effect - 0.5 if rising else 0.5 - effect
+    across = np.flatnonzero(beyond >= 0)
+    if len(across) == 0 or across[0] == 0:
+        return None
+    at = int(across[0])
+    share = -beyond[at - 1] / (beyond[at] - beyond[at - 1])
+    return float(where[at - 1] + share * (where[at] - where[at - 1]))
+
+
+def _loops(curve: pl.DataFrame, axis: pl.DataFrame, rising: bool, largest: bool) -> float | None:
+    """The crossing in loops, read at their ends; 0 if it lies before the first loop, None without loops."""
+    ends = axis.filter("is_loop_end").sort("depth")
+    if ends.height < 2:
+        return None
+    depth, effect = curve["depth"].to_numpy(), curve["effect"].to_numpy()
+    # a norm at the end of a loop is a depth of its own, which a sweep of residuals does not have
+    first = axis.filter(pl.col("loop") == ends["loop"][0])["depth"].to_numpy().min()
+    at, loops = [np.flatnonzero(depth < first)], [0]
+    for loop, end in zip(ends["loop"], ends["depth"], strict=True):
+        at.append(np.flatnonzero((curve["loop"].to_numpy() == loop) & (depth <= end)))
+        loops.append(loop)
+    # of a curve by loops the largest effect; the last depth of all is one more depth of its loop
+    read = [
+        (loop, places[effect[places].argmax()] if largest else places[-1])
+        for loop, places in zip(loops, at, strict=True)
+        if len(places)
+    ]
+    values = effect[[place for _, place in read]]
+    if len(values) and ((values[0] >= 0.5) if rising else (values[0] <= 0.5)):
+        return 0.0 if read[0][0] == 0 else None
+    return crossing(np.array([float(loop) for loop, _ in read]), values, rising)
+
+
+def window_slopes_table(
+    windows: pl.DataFrame, patching: pl.DataFrame, *, seed: int = 0, resamples: int = 2000
+) -> pl.DataFrame:
+    """The `window_slopes` table: change per hop, paired by story, of the sweep over residuals (else of loop states).
+
+    Args:
+        patching: all rows, from which clusters are known before any pair is left out.
+
+    `*_crossed` is in steps of the axis, `*_crossed_relative` and `*_area` in shares of the depth, `*_crossed_loop` in
+    loops. A slope from too few clusters is refused, as in `slopes`; a censored window has an area and no crossing.
+    """
+    rows: list[dict[str, object]] = []
+    for (task,), of_task in patching.select(_ITEM).unique().sort("task", "story", "hops", "item").partition_by(
+        "task", as_dict=True, maintain_order=True
+    ).items():
+        clusters = with_clusters(of_task).select("item", "whole")
+        own = windows.filter(pl.col("task") == task)
+        site = next((s for s in ("resid_post", "loop_state", "resid_pre") if s in own["site"]), "")
+        for end in ENDS:
+            pairs = own.filter((pl.col("end") == end) & (pl.col("site") == site))
+            shares = {
+                "share_censored": pairs["censored"].mean(),
+                "share_nonmonotone": (~pairs["monotone"]).mean(),
+                "n_pairs": pairs.height,
+            }
+            for column, name in _QUANTITIES.items():
+                if column == "loop_crossed" and pairs[column].null_count() == pairs.height:
+                    continue
+                kept = pairs.filter(pl.col(column).is_not_null()).join(clusters, on="item", how="left")
+                slope = paired_slope(kept.sort("story", "hops", "item"), column, seed, resamples)
+                rows.append({"task": task, "quantity": f"{end}_{name}"} | slope | shares)
+    return tables.conform("window_slopes", rows)
+
+
+def patching_by_role_table(patching: pl.DataFrame, *, seed: int = 0, resamples: int = 2000) -> pl.DataFrame:
+    """The `patching_by_role` table: mean effect and share of flips, by hops and over all (hops null).
+
+    Over pairs answered right on both stories; cells of single positions are left out.
+    """
+    kept = patching.filter("both_right", pl.col("position").is_null(), pl.col("effect").is_not_null())
+    parts = [tables.empty("patching_by_role")]
+    for (task,), of_task in sorted(patching.partition_by("task", as_dict=True).items()):
+        clusters = with_clusters(of_task.select(_ITEM).unique()).select("item", "whole", "cell")
+        own = kept.filter(pl.col("task") == task).join(clusters, on="item", how="left")
+        for hops, cells, cluster in _levels(own):
+            # one matrix for each sweep, so that a bootstrap serves all its depths
+            for keys, block in sorted(cells.partition_by(_SWEEP[:-1], as_dict=True).items()):
+                about = {"task": task, "hops": hops, **dict(zip(_SWEEP[:-1], keys, strict=True))}
+                parts.append(_by_depth("patching_by_role", about, block, cluster, ("effect", "flip"), seed, resamples))
+    return pl.concat(parts)
+
+
+def knockout_by_depth_table(knockout: pl.DataFrame, *, seed: int = 0, resamples: int = 2000) -> pl.DataFrame:
+    """The `knockout_by_depth` table: what cutting costs, in the answer's log-probability, over all items."""
+    parts = [tables.empty("knockout_by_depth")]
+    dropped = knockout.with_columns(drop=pl.col("logprob_clean") - pl.col("logprob_cut"))
+    for (task,), of_task in sorted(dropped.partition_by("task", as_dict=True).items()):
+        clusters = with_clusters(of_task.select(_ITEM).unique()).select("item", "whole", "cell")
+        own = of_task.join(clusters, on="item", how="left")
+        for hops, cells, cluster in _levels(own):
+            for (role, window), block in sorted(cells.partition_by("role", "window", as_dict=True).items()):
+                about = {"task": task, "hops": hops, "role": role, "window": window}
+                columns = ("drop", "correct")
+                parts.append(_by_depth("knockout_by_depth", about, block, cluster, columns, seed, resamples))
+    return pl.concat(parts)
+
+
+def _levels(own: pl.DataFrame) -> list[tuple[int | None, pl.DataFrame, str]]:
+    """(hops or None for all, its rows, the column of its clusters)."""
+    if own.is_empty():
+        return []
+    by_hops = [(int(cells["hops"][0]), cells, "cell") for cells in own.sort("hops").partition_by("hops")]
+    return [(None, own, "whole"), *by_hops]
+
+
+#: Column of a probe → what its mean is called.
+_MEANS = {"effect": "effect", "flip": "flip", "drop": "drop", "correct": "accuracy"}
+
+
+def _by_depth(
+    name: str, about: Mapping[str, object], block: pl.DataFrame, cluster: str, columns: tuple[str, str], seed: int,
+    resamples: int,
+) -> pl.DataFrame:  # fmt: skip
+    """Means of two columns at every depth, with an interval over clusters for the first."""
+    rows: list[dict[str, object]] = []
+    value, share = columns
+    grid = block.pivot(on="depth", index=("item", cluster), values=value, aggregate_function="mean", sort_columns=False)
+    depths = sorted(block["depth"].unique().to_list())
+    values = grid.select([str(depth) for depth in depths]).to_numpy().astype(np.float64)  # [I, D]
+    order = np.argsort(grid["item"].to_numpy())
+    values, groups = values[order], grid[cluster].to_numpy()[order]
+    shares = dict(block.group_by("depth").agg(pl.col(share).cast(pl.Float64).mean()).iter_rows())
+    whole = not np.isnan(values).any()
+    means = mean_interval(values, groups, resamples=resamples, seed=seed) if whole else None
+    for number, depth in enumerate(depths):
+        there = ~np.isnan(values[:, number])
+        if means is None:
+            bounds = mean_interval(values[there, number], groups[there], resamples=resamples, seed=seed)
+        else:
+            bounds = tuple(bound[number] for bound in means)
+        mean, low, high = (None if np.isnan(bound) else float(bound) for bound in bounds)
+        found = {_MEANS[value]: mean, "low": low, "high": high, _MEANS[share]: shares[depth]}
+        row: dict[str, object] = {**about, "depth": depth, **found}
+        counts: dict[str, object] = {"n_items": int(there.sum()), "n_clusters": len(np.unique(groups[there]))}
+        rows.append(row | (counts if name == "patching_by_role" else {"n": counts["n_items"]}))
+    return tables.conform(name, rows)

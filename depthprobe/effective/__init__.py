@@ -1,0 +1,11 @@
+"""Effective depth: what each layer and each loop adds, and what is lost without it."""
+
+from __future__ import annotations
+
+from depthprobe.effective.parts import Part, parts_of
+from depthprobe.effective.result import EffectiveDepth, effective_depth
+from depthprobe.effective.table import effective_batch, effective_rows, n_batches
+
+__all__ = [
+    "EffectiveDepth", "Part", "effective_batch", "effective_depth", "effective_rows", "n_batches", "parts_of",
+]  # fmt: skip

@@ -1,0 +1,232 @@
+"""A subject's rows: which cells are asked of an item and its donors, and what their answers amount to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import torch
+
+from depthprobe import tables
+from depthprobe.depth import Coordinate
+from depthprobe.depth.resume import MAX_BYTES
+from depthprobe.depth.tapped import TappedModel
+from depthprobe.errors import UserError
+from depthprobe.lens.targets import Target
+from depthprobe.patching.pairs import Pair, Subject
+from depthprobe.patching.roles import ROLES, roles_of, single
+from depthprobe.patching.rows import Side, cut_table, donor_table, item_keys, patch_rows
+from depthprobe.patching.sites import SPANS, Patch, places, together
+from depthprobe.patching.sweep import Means, Source, Spec, footprint, sweep
+
+DIRECTIONS = ("donor_to_item", "item_to_donor")
+PATCHES = ("set", "zero", "mean")
+POSITIONS = ("role", "each")
+
+#: Roles that are swept by default: all disjoint ones.
+DEFAULT_ROLES = ROLES[:-1]
+#: Roles that the last token is cut from.
+CUT_ROLES = ("changed_word", "changed_fact", "other_facts", "question_names")
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked of every subject; `Plan.of` checks it.
+
+    Attributes:
+        patches: what is patched together, of all sites and spans.
+        asked: roles, or single positions.
+        position: "role": all tokens of a role at once; "each": one at a time.
+        directions, kinds: of `DIRECTIONS`, `PATCHES`.
+        cuts: windows of layers in which attention from the last token is cut; empty: no knock-out.
+        engine, max_bytes: as `DepthModel.resume` takes them.
+    """
+
+    patches: tuple[Patch, ...]
+    asked: tuple[str | int, ...]
+    position: str
+    directions: tuple[str, ...]
+    kinds: tuple[str, ...]
+    cuts: tuple[Patch, ...]
+    engine: str = "auto"
+    max_bytes: int = MAX_BYTES
+
+    @classmethod
+    def of(
+        cls,
+        model: TappedModel,
+        *,
+        sites: Sequence[str] | str = ("resid_post",),
+        positions: Sequence[str | int] | str | int = DEFAULT_ROLES,
+        position: str = "role",
+        directions: Sequence[str] | str = ("donor_to_item",),
+        kinds: Sequence[str] | str = ("set",),
+        at: Sequence[tuple[int, int]] | None = None,
+        span: Sequence[str] | str = "one",
+        window: int = 1,
+        knockout: int | None = None,
+        engine: str = "auto",
+        max_bytes: int = MAX_BYTES,
+    ) -> Plan:
+        """Arguments as in `causal_patch`; knockout: layers in a window, None: no knock-out.
+
+        Raises:
+            UserError: anything that there is not, that the model lacks, or that says nothing.
+        """
+        asked = (positions,) if isinstance(positions, str | int) else tuple(positions)
+        for one in asked:
+            if isinstance(one, str) and one not in ROLES:
+                remedy = f"one of {', '.join(ROLES)}, or a position"
+                raise UserError(f"there is no role '{one}'", where="positions", remedy=remedy)
+        found = []
+        for name, given, known in (
+            ("directions", directions, DIRECTIONS), ("kinds", kinds, PATCHES), ("span", span, SPANS),
+        ):  # fmt: skip
+            some = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
+            if not some or any(one not in known for one in some):
+                what = f"there is no '{next((one for one in some if one not in known), '')}'"
+                raise UserError(what, where=name, remedy=f"of {', '.join(known)}")
+            found.append(some)
+        if position not in POSITIONS:
+            raise UserError(f"there is no '{position}'", where="position", remedy=f"one of {', '.join(POSITIONS)}")
+        chosen = (sites,) if isinstance(sites, str) else tuple(dict.fromkeys(sites))
+        if not asked or not chosen:
+            what = "no positions" if not asked else "no sites"
+            raise UserError(f"{what} are asked for", remedy="name one, or leave it out")
+        if window != 1 and "window" not in found[2]:
+            what = f"a window of {window} says nothing without span 'window'"
+            raise UserError(what, where="window", remedy="ask for span 'window', or leave it out")
+        along = [places(model, site, at) for site in chosen]
+        patches = [patch for one in along for how in found[2] for patch in together(model, one, how, window)]
+        cuts: tuple[Patch, ...] = ()
+        if knockout is not None:
+            layers = tuple(p for p in places(model, "resid_post") if p.coordinate.site == "resid_post")
+            cuts = together(model, layers, "window", knockout)
+        return cls(tuple(patches), asked, position, found[0], found[1], cuts, engine, max_bytes)
+
+    @property
+    def coordinates(self) -> tuple[Coordinate, ...]:
+        """Every coordinate that is patched, once."""
+        return tuple(dict.fromkeys(c for patch in self.patches for c in patch.coordinates))
+
+
+@dataclass(slots=True)
+class Found:
+    """The rows of some subjects, and what they took."""
+
+    frames: dict[str, pl.DataFrame]
+    n_cells: int = 0
+    n_run: int = 0
+    flops: float = 0.0
+    engine: str = ""
+
+
+def pair_roles(model: TappedModel, subject: Subject, pair: Pair) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+    """(roles of a pair's tokens, the tokens at which their embeddings differ)."""
+    first = model.axis[0]
+    ours, theirs = (
+        model.capture(torch.tensor([prompt]), positions="all", coordinates=(first,), logits=False).states[first][0]
+        for prompt in (subject.target.prompt_ids, pair.target.prompt_ids)
+    )
+    changed = footprint(ours, theirs)
+    if not changed:
+        what = f"the embeddings of item {subject.item.id} and donor {pair.donor.item.id} are the same"
+        raise UserError(what, where=model.name, remedy="this model does not tell the two words apart")
+    word = tuple(sorted({*pair.word, *changed}))
+    return roles_of(subject.item, subject.where, pair.donor.fact, word), changed
+
+
+def specs_of(
+    plan: Plan, roles: Mapping[str, tuple[int, ...]], length: int, source: int, where: str
+) -> list[Spec]:
+    """The cells of one pair in one direction."""
+    sets = single(dict(roles), plan.asked, plan.position == "each", length, where)
+    return [
+        Spec(source, kind, patch, role, position, tokens)
+        for kind in plan.kinds
+        for patch in plan.patches
+        for role, position, tokens in sets
+    ]
+
+
+def cut_specs(plan: Plan, roles: Mapping[str, tuple[int, ...]]) -> list[Spec]:
+    """The knock-outs of one item."""
+    return [
+        Spec(None, "cut", patch, role, None, roles[role]) for role in CUT_ROLES if role in roles for patch in plan.cuts
+    ]
+
+
+def probe(model: TappedModel, plan: Plan, subject: Subject, means: Callable[[Subject], Means] | None = None) -> Found:
+    """The tables `donors`, `patching` and, with cuts, `knockout` of one subject.
+
+    Args:
+        means: of the other subjects; needed for kind "mean".
+    """
+    mean = means(subject) if means is not None and "mean" in plan.kinds else None
+    item, length = subject.target, len(subject.target.prompt_ids)
+    about = [pair_roles(model, subject, pair) for pair in subject.pairs]
+    names = [f"item {item.item.id} and donor {pair.donor.item.id}" for pair in subject.pairs]
+    found = Found({})
+
+    def swept(target: Target, words: list[str], sources: list[Source], specs: list[Spec]) -> Side:
+        numbers = [target.words.index(word) for word in dict.fromkeys(words)]
+        done = sweep(
+            model, target, numbers, sources, specs, mean, engine=plan.engine, max_bytes=plan.max_bytes
+        )  # fmt: skip
+        found.n_cells += len(specs)
+        found.n_run += done.n_run
+        found.flops += done.flops
+        found.engine = done.engine
+        return Side(target, done.tally)
+
+    # into the item's run: all donors at once, and the knock-outs
+    parts: list[list[Spec]] = []
+    for number, (roles, _) in enumerate(about):
+        into = "donor_to_item" in plan.directions
+        parts.append(specs_of(plan, roles, length, number, names[number]) if into else [])
+    cuts = cut_specs(plan, about[0][0])
+    sources = [
+        Source(pair.target.prompt_ids, changed, name)
+        for pair, (_, changed), name in zip(subject.pairs, about, names, strict=True)
+    ]
+    answer, against = item.item.answer, [pair.against for pair in subject.pairs]
+    used = sources if "donor_to_item" in plan.directions else []
+    ours = swept(item, [answer, *against], used, [spec for part in parts for spec in part] + cuts)
+    # into each donor's run
+    theirs: list[Side] = []
+    back: list[list[Spec]] = []
+    for number, (pair, (roles, changed)) in enumerate(zip(subject.pairs, about, strict=True)):
+        into = "item_to_donor" in plan.directions
+        specs = specs_of(plan, roles, length, 0, names[number]) if into else []
+        source = [Source(item.prompt_ids, changed, names[number])] if into else []
+        back.append(specs)
+        theirs.append(swept(pair.target, [answer, pair.against], source, specs))
+
+    keys = item_keys(item)
+    rows: list[dict[str, Any]] = []
+    real = theirs[0]
+    start = 1
+    for number, pair in enumerate(subject.pairs):
+        both = ours.right and theirs[number].right and (not pair.control or real.right)
+        about_pair = keys | {
+            "donor_kind": pair.donor.kind, "control": pair.control, "hop": pair.donor.hop, "both_right": both,
+        }  # fmt: skip
+        other = real if pair.control else theirs[number]
+        if parts[number]:
+            part = slice(start, start + len(parts[number]))
+            start += len(parts[number])
+            ends = (answer, pair.against, other.contrast(answer, pair.against))
+            rows += patch_rows(about_pair | {"direction": "donor_to_item"}, parts[number], ours, part, ends)
+        if back[number]:
+            own, foreign = (answer, pair.against) if pair.control else (pair.against, answer)
+            reference = real.contrast(own, foreign) if pair.control else ours.contrast(own, foreign)
+            part = slice(1, 1 + len(back[number]))
+            ends = (own, foreign, reference)
+            about_back = about_pair | {"direction": "item_to_donor"}
+            rows += patch_rows(about_back, back[number], theirs[number], part, ends)
+    found.frames["donors"] = donor_table(model, subject, keys, about, ours, theirs)
+    found.frames["patching"] = tables.conform("patching", rows)
+    if plan.cuts:
+        found.frames["knockout"] = cut_table(keys, cuts, ours, start, answer, against[0])
+    return found

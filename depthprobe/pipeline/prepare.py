@@ -1,0 +1,76 @@
+"""From a configuration to a loaded model and its items: what a run and a dry run begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from depthprobe.errors import UserError
+from depthprobe.pipeline.config import AnalyzeConfig, parse_bytes
+from depthprobe.pipeline.questions import questions
+from depthprobe.tasks.items import Item
+
+if TYPE_CHECKING:
+    from depthprobe.depth import DepthModel
+    from depthprobe.lens import Prepared, TunedLens
+
+__all__ = ["Ready", "allowed_bytes", "opened"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A model, its questions, and these as its tokens."""
+
+    model: DepthModel
+    items: list[Item]
+    prepared: Prepared
+    tuned: TunedLens | None = None
+
+
+def opened(
+    config: AnalyzeConfig, *, split_given: bool, say: Callable[[str], None], told: Callable[[str, int, int], None]
+) -> Ready:
+    """Make the questions, load the model, find the tokens.
+
+    Args:
+        split_given: whether somebody asked for this split.
+        say: is called with a line about anything that is left out.
+        told: is called as `analyze`'s progress.
+
+    Raises:
+        UserError: bad questions, model or tokens.
+    """
+    told("questions", 0, 1)
+    if config.data is None and config.split == "any" and not split_given:
+        say("no chain of one or two relations is held out, so the questions are of any split")
+    items = questions(config, remark=say)
+    told("model", 0, 1)
+    from depthprobe.depth import load
+    from depthprobe.lens import as_lens, prepare_items
+
+    model = load(
+        config.model, revision=config.revision, device=config.device, dtype=config.dtype, route=config.route
+    )
+    tuned = None if config.tuned is None else as_lens(config.tuned, model)
+    told("tokens", 0, 1)
+    prepared = prepare_items(model, items, skip_too_long=config.skip_too_long, bos=config.bos, chat=config.chat)
+    if prepared.too_long:
+        say(f"{len(prepared.too_long)} items exceed the model's context and are left out")
+    return Ready(model, items, prepared, tuned)
+
+
+def allowed_bytes(config: AnalyzeConfig, max_memory: str | int | None) -> int:
+    """Bytes that a sweep may take beyond the model.
+
+    Raises:
+        UserError: no amount of memory, or one that says nothing.
+    """
+    if max_memory is None:
+        from depthprobe.depth.resume import MAX_BYTES
+
+        return MAX_BYTES
+    if config.probes == ("lens",):
+        what = "--max-memory says nothing without a probe beside the lens"
+        raise UserError(what, remedy="ask for --probes lens,patching, or leave it out")
+    return parse_bytes(max_memory)

@@ -1,0 +1,198 @@
+"""When the information has moved: the depth at which a patch's effect crosses one half, by hops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from depthprobe.analysis import means_by_hops
+from depthprobe.report.data import Task
+from depthprobe.report.figures import Choice, Figure, Grid, Key, agrees, error_bar, hops_line_axis, layout, selected
+from depthprobe.report.names import SITES, known_first, site_name
+from depthprobe.report.text import interval, missing, number, percent
+
+__all__ = ["WINDOW_ENDS", "windows_by_hops"]
+
+#: end -> its words, colour token, symbol, dash, and how far its marks stand beside their k: bars must be told apart
+WINDOW_ENDS = {
+    "source": ("source: changed word", "rival", "circle", "solid", -0.05),
+    "destination": ("destination: last token", "model", "diamond", "dash", 0.05),
+}
+_KINDS = (
+    ("depth_crossed", "window", "Depth at which the effect crosses ½"),
+    ("area", "window-area", "Area under the effect, share of the depth"),
+)
+_SHARES = (("censored", "circle", "solid", "never crosses"), ("nonmonotone", "circle-open", "dot", "not monotone"))
+
+
+def windows_by_hops(task: Task) -> tuple[Figure, ...]:
+    """Crossing depth, area and the shares of pairs without a clear crossing, by hops; none in a run without windows."""
+    if not task.windows.height:
+        return ()
+    ends = [end for end in WINDOW_ENDS if end in task.windows["end"].unique().to_list()]
+    sites = known_first(task.windows["site"].unique().to_list(), SITES)
+    choice = Choice("site", "site", tuple((site, site_name(site)) for site in sites))
+    told = _told(task, ends, sites)
+    return (*(_depths(task, *kind, told, choice) for kind in _KINDS), _shares(task, told, choice))
+
+
+def _told(task: Task, ends: list[str], sites: list[str]) -> pl.DataFrame:
+    """site, end, hops: mean and interval of crossing depth and area, and shares of all pairs."""
+    rows: list[dict[str, Any]] = []
+    for site in sites:
+        for end in ends:
+            own = task.windows.filter((pl.col("site") == site) & (pl.col("end") == end))
+            if not own.height:
+                continue
+            means = {column: {r["hops"]: r for r in means_by_hops(own, column)} for column, _, _ in _KINDS}
+            for (k,), part in own.sort("hops").partition_by("hops", as_dict=True, maintain_order=True).items():
+                row: dict[str, Any] = {"task": task.name, "site": site, "end": end, "hops": k, "n_pairs": part.height}
+                for column in means:
+                    found = means[column][k]
+                    row |= {column: found["mean"], f"{column}_low": found["low"], f"{column}_high": found["high"]}
+                    row |= {f"{column}_n": found["n"]}
+                row["censored"] = float(part["censored"].sum()) / part.height
+                row["nonmonotone"] = float((~part["monotone"]).sum()) / part.height
+                rows.append(row)
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def _depths(task: Task, column: str, slug: str, title: str, told: pl.DataFrame, choice: Choice) -> Figure:
+    depth = column == "depth_crossed"
+    shown = (lambda v: _depth(task, v)) if depth else percent
+    start = selected((choice,))
+    data: list[dict[str, Any]] = []
+    for (site, end), part in _parts(told):
+        name, token, symbol, dash, shift = WINDOW_ENDS[end]
+        bounds = list(part.select(column, f"{column}_low", f"{column}_high").iter_rows())
+        had = [i for i, row in enumerate(bounds) if not missing(row[0])]
+        when = {"site": site}
+        hover = [
+            f"k = {k}, {name}<br><b>{shown(v)}</b> ({shown(a)} to {shown(b)})<br>{n} of {pairs} pairs"
+            for k, (v, a, b), n, pairs in zip(part["hops"], bounds, part[f"{column}_n"], part["n_pairs"], strict=True)
+        ]
+        data.append(
+            {
+                "type": "scatter", "mode": "lines+markers",
+                "x": [part["hops"][i] + shift for i in had], "y": [bounds[i][0] for i in had],
+                "line": {"color": f"var(--{token})", "width": 2, "dash": dash},
+                "marker": {"color": f"var(--{token})", "size": 9, "symbol": symbol},
+                "error_y": error_bar([bounds[i] for i in had], token), "cliponaxis": False,
+                "hoverinfo": "text", "hovertext": [hover[i] for i in had],
+                "meta": {"when": when}, "visible": agrees(when, start),
+            }
+        )  # fmt: skip
+    return Figure(
+        id=f"{task.slug}-{slug}",
+        title=title,
+        spec={"data": data, "layout": layout(height=330, xaxis=hops_line_axis(task.hops), yaxis=_y(task, depth))},
+        alt=f"Lines over hops, source and destination: {title.lower()}. " + _ends(told, column, shown, start),
+        grid=_grid(told, choice, [(column, title.lower(), shown)]),
+        sheet=told.drop([c for c in told.columns if c.startswith("area" if depth else "depth_crossed")]),
+        keys=_keys(told),
+        choices=(choice,),
+    )
+
+
+def _shares(task: Task, told: pl.DataFrame, choice: Choice) -> Figure:
+    start, data = selected((choice,)), []
+    for (site, end), part in _parts(told):
+        name, token, _, _, shift = WINDOW_ENDS[end]
+        when = {"site": site}
+        for column, symbol, dash, words in _SHARES:
+            data.append(
+                {
+                    "type": "scatter", "mode": "lines+markers",
+                    "x": [k + shift for k in part["hops"]], "y": part[column].to_list(),
+                    "line": {"color": f"var(--{token})", "width": 1.6, "dash": dash},
+                    "marker": {"color": f"var(--{token})", "size": 8, "symbol": symbol},
+                    "cliponaxis": False, "hoverinfo": "text",
+                    "hovertext": [
+                        f"k = {k}, {name}<br><b>{percent(v)}</b> of {n} pairs: {words}"
+                        for k, v, n in zip(part["hops"], part[column], part["n_pairs"], strict=True)
+                    ],
+                    "meta": {"when": when}, "visible": agrees(when, start),
+                }
+            )  # fmt: skip
+    yaxis = {"title": "share of pairs", "range": [-0.02, 1.03], "tickformat": ".0%", "nticks": 6}
+    columns = [(column, words, percent) for column, _, _, words in _SHARES]
+    return Figure(
+        id=f"{task.slug}-window-shares",
+        title="Pairs without a clear crossing",
+        spec={"data": data, "layout": layout(height=330, xaxis=hops_line_axis(task.hops), yaxis=yaxis)},
+        alt="Lines over hops: the shares of pairs whose effect never crosses one half, and whose effect over depth is "
+        "not monotone. " + _ends(told, "censored", percent, start),
+        grid=_grid(told, choice, columns),
+        sheet=told.select("task", "site", "end", "hops", "censored", "nonmonotone", "n_pairs"),
+        keys=(
+            *(Key("dot", WINDOW_ENDS[end][1], end) for end in WINDOW_ENDS if end in told["end"].to_list()),
+            Key("dot", "soft", "never crosses"),
+            Key("ring", "soft", "not monotone"),
+        ),
+        choices=(choice,),
+    )
+
+
+def _parts(told: pl.DataFrame) -> list[tuple[tuple[str, str], pl.DataFrame]]:
+    parts = told.partition_by(["site", "end"], as_dict=True, maintain_order=True)
+    return [((str(site), str(end)), part) for (site, end), part in parts.items()]
+
+
+def _keys(told: pl.DataFrame) -> tuple[Key, ...]:
+    marks = {"circle": "dot", "diamond": "diamond"}
+    ends = [end for end in WINDOW_ENDS if end in told["end"].to_list()]
+    return tuple(Key(marks[WINDOW_ENDS[end][2]], WINDOW_ENDS[end][1], WINDOW_ENDS[end][0]) for end in ends)
+
+
+def _y(task: Task, depth: bool) -> dict[str, Any]:
+    if not depth:
+        return {"title": "share of the depth", "range": [-0.02, 1.03], "tickformat": ".0%", "nticks": 6}
+    axis = task.axis
+    # the depth of the tables, at the labels of the axis: a coda or a prelude has its own letters
+    return {
+        "title": axis.title.split("<br>")[0].split(" (")[0],
+        "tickmode": "array", "tickvals": axis.ticks(), "ticktext": [axis.short(d) for d in axis.ticks()],
+        "range": [-0.5, len(axis.coordinates) - 0.5],
+    }  # fmt: skip
+
+
+def _depth(task: Task, value: float | None) -> str:
+    """A depth between two of the axis, in words."""
+    if value is None or missing(value):
+        return "–"
+    if not task.axis.looped:
+        return f"layer {number(value, 1)}"
+    return f"depth {number(value, 1)}" if task.axis.steps_per_loop > 1 else f"loop {number(value, 1)}"
+
+
+def _grid(told: pl.DataFrame, choice: Choice, columns: list[tuple[str, str, Any]]) -> Grid:
+    several = len(choice.options) > 1
+    names = dict(choice.options)
+    rows: list[tuple[str, ...]] = []
+    when: list[dict[str, str]] = []
+    for row in told.iter_rows(named=True):
+        cells = [f"k = {row['hops']}", WINDOW_ENDS[row["end"]][0], *([names[row["site"]]] if several else [])]
+        for column, _, shown in columns:
+            bounds = (row.get(f"{column}_low"), row.get(f"{column}_high"))
+            with_bounds = f" ({shown(bounds[0])} to {shown(bounds[1])})" if not any(map(missing, bounds)) else ""
+            cells.append(f"{shown(row[column])}{with_bounds}")
+        rows.append((*cells, str(row["n_pairs"])))
+        when.append({"site": row["site"]})
+    head = ("hops", "end", *(["site"] if several else []), *(words for _, words, _ in columns), "pairs")
+    return Grid(head, tuple(rows), "windows", tuple(when))
+
+
+def _ends(told: pl.DataFrame, column: str, shown: Any, start: dict[str, str]) -> str:
+    said: list[str] = []
+    for (_, end), part in _parts(told.filter(pl.col("site") == start["site"])):
+        first, last = part.row(0, named=True), part.row(-1, named=True)
+        said.append(f"{end} {shown(first[column])} at k = {first['hops']}, {shown(last[column])} at k = {last['hops']}")
+    return "; ".join(said) + "." if said else ""
+
+
+def slope_cells(row: dict[str, Any], scale: float = 1.0) -> str:
+    """A slope of `window_slopes` with its interval, or why there is none."""
+    if missing(row["slope"]):
+        return str(row["reason"] or "–")
+    return f"{number(scale * row['slope'])} ({interval(scale * row['low'], scale * row['high'])})"

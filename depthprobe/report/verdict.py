@@ -1,0 +1,221 @@
+"""Does the model use more depth on harder questions? By which measure, and how sure: the top of a page.
+
+Every row is a change per hop, paired by story, with an interval over clusters; the words follow the intervals and
+say of each measure whether it is read off a run or changes the model. Nothing is pooled over measures: they mean
+different things, and an answer that most of them share is not thereby surer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from depthprobe.analysis import centres, slope_of
+from depthprobe.report.causal import quantity, says
+from depthprobe.report.data import Task
+from depthprobe.report.text import count, interval, missing, percent, signed
+
+__all__ = ["Measure", "Verdict", "measures", "verdict"]
+
+#: Of an item's cuts together, in nats: with less harm than this its centre would be one of noise.
+LEAST_HARM = 0.1
+READ = "read off a run"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One row.
+
+    Attributes:
+        name: of the measure.
+        short: in a sentence: "by …".
+        how: "read off a run", or by "patching", "cutting attention", "skipping layers".
+        unit: of the change, plural.
+        row: slope, low, high, n_stories, n_clusters and reason, as in the table `slopes`.
+        note: what else must be said of it.
+        source: the table behind it.
+        rise: what a rise is called: "later", or "more" of the depth.
+    """
+
+    name: str
+    short: str
+    how: str
+    unit: str
+    row: dict[str, Any]
+    note: str
+    source: str
+    rise: str = "later"
+
+    @property
+    def says(self) -> str:
+        """ "later", "earlier", "no change measured" or "not told"."""
+        return says(self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A measure as the page shows it; `kind` is later, earlier, none or refused."""
+
+    name: str
+    note: str
+    change: str
+    interval: str
+    says: str
+    stories: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer for one task: a sentence, the measures, and what qualifies them."""
+
+    slug: str
+    title: str
+    lead: str
+    words: tuple[str, ...]
+    rows: tuple[Row, ...]
+    sources: tuple[str, ...]
+
+
+def verdict(task: Task, name: str, settling: tuple[str, str], shortcut: str = "") -> Verdict | None:
+    """None for a task in which nothing was changed: the section's own headline says what the lens says.
+
+    Args:
+        name: of the model, for the sentences.
+        settling: the column of settling that is told, and its unit.
+        shortcut: a sentence on the model's accuracy against the strongest shortcut.
+    """
+    if not task.is_causal:
+        return None
+    found = measures(task, settling)
+    title = task.name.capitalize() if task.name.islower() else task.name
+    words = (*_words(found), *([shortcut] if shortcut else []))
+    sources = tuple(dict.fromkeys(one.source for one in found))
+    return Verdict(task.slug, title, _lead(found, task, name), words, tuple(map(_row, found)), sources)
+
+
+def _row(one: Measure) -> Row:
+    told = not missing(one.row["slope"])
+    return Row(
+        one.name,
+        ", ".join(filter(None, (one.how, one.note))),
+        f"{signed(one.row['slope'])} {one.unit}" if told else "–",
+        interval(one.row["low"], one.row["high"]) if told else "–",
+        _says(one),
+        f"{one.row['n_stories']} ({one.row['n_clusters']})",
+        {"later": "later", "earlier": "earlier", "not told": "refused"}.get(one.says, "none"),
+    )
+
+
+def measures(task: Task, settling: tuple[str, str]) -> list[Measure]:
+    """Every measure of depth by hops that the task's tables hold, told or refused."""
+    found: list[Measure] = []
+    column, unit = settling
+    row = task.slope_of.get((column, "all"))
+    if row is not None:
+        found.append(Measure("Settling of the answer", "settling", READ, unit, row, "", "slopes"))
+    row = task.slope_of.get(("gate_exit", "all"))
+    if row is not None:
+        found.append(Measure("Exit of the gate", "the gate", READ, "loops", row, "", "slopes"))
+    slopes = {row["quantity"]: row for row in task.window_slopes.iter_rows(named=True)}
+    for end, where in (("destination", "last token decides from"), ("source", "changed word decides until")):
+        # in loops where there are any: a readout within a loop is a step of its own on the axis
+        in_loops = slopes.get(f"{end}_crossed_loop")
+        row, unit = (in_loops, "loops") if in_loops is not None else (slopes.get(f"{end}_crossed"), task.step)
+        if row is not None:
+            words, note = f"the patching window's {end}", _window_note(row)
+            found.append(Measure(f"Patching: {where}", words, "patching", unit, row, note, "window_slopes"))
+    row = _knockout(task)
+    if row is not None:
+        note = f"of {count(row['n_asked'], 'question')}, {row['n_items']} have any"
+        found.append(
+            Measure("Knock-out: centre of the harm", "knock-out", "cutting attention", task.step, row, note, "knockout")
+        )
+    for row in task.effective_slopes.iter_rows(named=True):
+        of = quantity(row["quantity"])
+        points = {key: None if missing(row[key]) else 100 * row[key] for key in ("slope", "low", "high")}
+        found.append(
+            Measure(f"Effective depth: {of.name}", of.short, "skipping layers", "% of the layers", row | points, "",
+                    "effective_slopes", of.rise)
+        )  # fmt: skip
+    return found
+
+
+def _window_note(row: dict[str, Any]) -> str:
+    if missing(row["share_censored"]) or missing(row["share_nonmonotone"]):
+        return f"{row['n_pairs']} pairs, right on both stories"
+    return (
+        f"{row['n_pairs']} pairs, right on both stories; {percent(row['share_censored'])} never cross, "
+        f"{percent(row['share_nonmonotone'])} not monotone"
+    )
+
+
+def _knockout(task: Task) -> dict[str, Any] | None:
+    """The slope of the depth around which cutting the last token off the story's words does its harm."""
+    rows = task.knockout.filter(~pl.col("role").is_in(["last", "all"]))
+    if not rows.height:
+        return None
+    rows = rows.filter(pl.col("window") == rows["window"].min())
+    found = centres(
+        rows.with_columns(harm=pl.col("logprob_clean") - pl.col("logprob_cut")), "harm", least=LEAST_HARM
+    )
+    return slope_of(found, "centre") | {"n_asked": found.height}
+
+
+def _says(one: Measure) -> str:
+    if one.says == "not told":
+        return f"not told: {one.row['reason']}" if one.row["reason"] else "not told"
+    if one.says.startswith("no"):
+        return one.says
+    falls = {"later": "earlier", "more": "less"}[one.rise]
+    return f"{one.rise if one.says == 'later' else falls} with more hops"
+
+
+def _lead(found: Sequence[Measure], task: Task, name: str) -> str:
+    of = {what: [one.short for one in found if one.says == what] for what in ("later", "earlier", "no change measured")}
+    later, earlier, same = of.values()
+    told = len(later) + len(earlier) + len(same)
+    on = f"On {task.name}"
+    if not told:
+        return f"{on}, whether {name} uses more depth on harder questions is not told by any measure."
+    if later and not earlier and not same:
+        every = "the one measure" if told == 1 else f"each of the {told} measures"
+        return f"{on}, {name} uses more depth on harder questions by {every} that can be told: {_listed(later)}."
+    rest = [
+        *([f"no change was measured by {_listed(same)}"] if same else []),
+        *([f"by {_listed(earlier)} it uses less"] if earlier else []),
+    ]
+    if later:
+        return f"{on}, {name} uses more depth on harder questions by {_listed(later)}; {' and '.join(rest)}."
+    return f"{on}, no measure shows that {name} uses more depth on harder questions: {' and '.join(rest)}."
+
+
+def _words(found: Sequence[Measure]) -> tuple[str, ...]:
+    said: list[str] = []
+    refused = [one for one in found if one.says == "not told"]
+    if refused:
+        by: dict[str, list[str]] = {}
+        for one in refused:
+            by.setdefault(one.row["reason"] or "no reason is given", []).append(one.short)
+        said += [f"Not told, {reason}: {_listed(names)}." for reason, names in by.items()]
+    read = [one.short for one in found if one.how == READ]
+    changed = [one.short for one in found if one.how != READ]
+    if read and changed:
+        verb = "is" if len(read) == 1 else "are"
+        said.append(
+            f"{_listed(read).capitalize()} {verb} read off a run and show{'s' if len(read) == 1 else ''} what can be "
+            "decoded or would be chosen; the others change the model and show what it uses."
+        )
+    if any(one.says == "no change measured" for one in found):
+        said.append("“No change measured” means that the interval includes 0, not that there is no change.")
+    n = sum(one.says != "not told" for one in found)
+    if n > 1:
+        said.append(f"The {n} intervals are not corrected for their number.")
+    return tuple(said)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,203 @@
+"""Windows of curves drawn by hand, and their slopes, means and sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from depthprobe import tables
+from depthprobe.analysis.summary import _windows
+from depthprobe.analysis.windows import (
+    crossing,
+    knockout_by_depth_table,
+    patching_by_role_table,
+    patching_tables,
+    window_slopes_table,
+    windows_table,
+)
+
+#: embedding, one prelude layer, two loops of two layers, one coda layer
+AXIS = pl.DataFrame(
+    {
+        "depth": range(7),
+        "loop": [0, 0, 1, 1, 2, 2, 3],
+        "layer": [0, 1, 1, 2, 1, 2, 1],
+        "is_loop_end": [False, False, False, True, False, True, False],
+    }
+)
+PLAIN = AXIS.with_columns(loop=pl.lit(1), is_loop_end=pl.lit(False))
+
+
+def rows(effects: list[float], role: str = "last", axis: pl.DataFrame = AXIS, **about: Any) -> list[dict[str, Any]]:
+    """Rows of `patching` for one curve."""
+    base: dict[str, Any] = {
+        "item": "i", "story": "s", "cluster": "c", "task": "kinship", "hops": 1, "donor_kind": "relation",
+        "control": False, "direction": "donor_to_item", "kind": "set", "span": "one", "site": "resid_post",
+        "role": role, "hop": 1, "window": 1, "position": None, "n_positions": 1, "both_right": True, "ld_clean": 2.0,
+        "ld_donor": -2.0, "p_answer": 0.5, "p_donor": 0.5,
+    }  # fmt: skip
+    return [
+        base
+        | {"depth": d, "loop": loop, "layer": layer, "effect": e, "ld_patched": 2 - 4 * e, "flip": e > 0.5}
+        | about
+        for d, loop, layer, e in zip(axis["depth"], axis["loop"], axis["layer"], effects, strict=True)
+    ]
+
+
+def window(effects: list[float], role: str = "last", axis: pl.DataFrame = AXIS, **about: Any) -> dict[str, Any]:
+    (found,) = windows_table(tables.conform("patching", rows(effects, role, axis, **about)), axis).to_dicts()
+    return found
+
+
+def test_a_destination() -> None:
+    found = window([0, 0, 0, 0.25, 0.75, 1, 1])
+    assert (found["end"], found["site"]) == ("destination", "resid_post")
+    assert not found["censored"] and found["monotone"]
+    assert found["depth_crossed"] == pytest.approx(3.5)
+    assert found["relative"] == pytest.approx(3.5 / 6)
+    assert found["loop_crossed"] == pytest.approx(1 + 0.25 / 0.75)  # .25 at the end of loop 1, 1 at that of loop 2
+    assert found["area"] == pytest.approx((0.125 + 0.5 + 0.875 + 1) / 6)
+    assert (found["effect_first"], found["effect_last"]) == (0, 1)
+
+
+def test_a_source() -> None:
+    found = window([1, 1, 0.8, 0.2, 0.1, 0, 0], "changed_word")
+    assert found["end"] == "source" and found["depth_crossed"] == pytest.approx(2.5)
+    assert found["loop_crossed"] == pytest.approx(0.5 / 0.8)
+    assert window([1, 0.4, 0, 0, 0, 0, 0], "changed_word")["loop_crossed"] == 0  # gone before the first loop
+    assert window([1, 1, 0, 0, 0, 0, 0], "changed_word", PLAIN)["loop_crossed"] is None
+
+
+def test_a_source_of_loops_that_read_the_embedding_again() -> None:
+    """Behind the layer that reads it the word has no effect, and in the next loop it has one again."""
+    found = window([1, 1, 1, 0, 0.8, 0, 0], "changed_word", span="later")
+    assert found["monotone"] and found["depth_crossed"] == pytest.approx(4 + 2 * 0.3 / 0.8)
+    assert found["loop_crossed"] is None  # it matters to the last loop
+    early = window([1, 1, 1, 0, 0.2, 0, 0], "changed_word", span="later")
+    assert early["depth_crossed"] == pytest.approx(2 + 2 * 0.5 / 0.8)
+    assert early["loop_crossed"] == pytest.approx(1 + 0.5 / 0.8) and not early["censored"]
+
+
+def test_censored() -> None:
+    for effects in ([0, 0, 0.1, 0.2, 0.3, 0.4, 0.45], [0.6, 0.7, 0.8, 0.9, 1, 1, 1]):
+        found = window(effects)
+        assert found["censored"] and found["depth_crossed"] is found["relative"] is found["loop_crossed"] is None
+    assert window([1, 1, 1, 1, 1, 1, 0.8], "changed_word")["area"] == pytest.approx(5.9 / 6)
+    assert crossing(np.array([0.0, 2.0]), np.array([0.5, 1.0]), True) is None  # across at once
+    assert crossing(np.array([0.0, 2.0]), np.array([0.25, 0.75]), True) == 1.0
+
+
+def test_non_monotone_curves_count_and_keep_their_first_crossing() -> None:
+    found = window([0, 0, 0.6, 0.3, 0.9, 1, 1])
+    assert not found["monotone"] and found["depth_crossed"] == pytest.approx(1 + 5 / 6)
+    assert window([0, 0.05, 0, 0.5, 0.45, 1, 1])["monotone"]  # by less than a tenth: noise
+    assert window([0, -3, 0, 5, 4.99, 5, 5])["area"] <= 1  # clipped
+
+
+def test_what_enters() -> None:
+    up, down = [0, 0, 0, 0, 1, 1, 1], [1, 1, 0, 0, 0, 0, 0]
+    table = [
+        *rows(up),
+        *rows(up, item="wrong", both_right=False),
+        *rows(up, item="control", control=True, donor_kind="distractor"),
+        *rows(up, item="mean", kind="mean"),
+        *rows(up, item="back", direction="item_to_donor"),
+        *rows(up, item="single", position=5),
+        *rows(down, "changed_word", span="one"),
+        *rows([1, 1, 1, 1, 0, 0, 0], "changed_word", span="later"),
+        *rows([0, 0, 0, 0, 0, 0, 1], donor_kind="name"),  # a second donor: averaged, depth by depth
+    ]
+    found = windows_table(tables.conform("patching", table), AXIS)
+    assert found["item"].unique().to_list() == ["i"] and found.height == 2
+    by = {row["end"]: row for row in found.to_dicts()}
+    assert by["source"]["depth_crossed"] == pytest.approx(3.5)  # of the later loops
+    assert by["destination"]["depth_crossed"] == pytest.approx(4.0)
+
+
+def ladder(n_stories: int, slope: float) -> pl.DataFrame:
+    """Stories at three hop counts whose destination moves by `slope` depths a hop."""
+    table: list[dict[str, Any]] = []
+    rng = np.random.default_rng(0)
+    for story in range(n_stories):
+        shift = rng.normal(0, 0.3)
+        for hops in (1, 2, 3):
+            at = 1.5 + slope * hops + shift
+            about = {"item": f"{story}/{hops}", "story": str(story), "cluster": str(story), "hops": hops}
+            effects = [float(np.clip(d - at + 0.5, 0, 1)) for d in range(7)]
+            table += rows(effects, **about) + rows([1 - e for e in effects], "changed_word", **about)
+    return tables.conform("patching", table)
+
+
+def test_slopes_are_paired_and_refused_from_few() -> None:
+    patching = ladder(60, 0.8)
+    found = {row["quantity"]: row for row in window_slopes_table(windows_table(patching, AXIS), patching).to_dicts()}
+    assert set(found) == {f"{e}_{q}" for e in ("source", "destination")
+                          for q in ("crossed", "crossed_relative", "crossed_loop", "area")}  # fmt: skip
+    row = found["destination_crossed"]
+    assert row["low"] < 0.8 < row["high"] and row["slope"] == pytest.approx(0.8, abs=0.02) and row["reason"] is None
+    assert (row["n_pairs"], row["n_clusters"], row["share_censored"], row["share_nonmonotone"]) == (180, 60, 0, 0)
+    assert found["destination_crossed_relative"]["slope"] == pytest.approx(0.8 / 6, abs=0.01)
+    assert found["destination_area"]["slope"] == pytest.approx(-0.8 / 6, abs=0.02)
+    assert found["source_area"]["slope"] == pytest.approx(0.8 / 6, abs=0.02)
+    few = ladder(10, 0.8)
+    slopes = window_slopes_table(windows_table(few, AXIS), few)
+    (row,) = slopes.filter(pl.col("quantity") == "source_area").to_dicts()
+    assert row["slope"] is None and row["reason"] == "too few clusters (10 of 50)" and row["n_pairs"] == 30
+
+
+def test_the_sentence_says_how_sure() -> None:
+    def said(patching: pl.DataFrame) -> str:
+        return _windows("m", window_slopes_table(windows_table(patching, AXIS), patching).to_dicts())
+
+    assert "reaches the last token later the more hops are asked (+13" in said(ladder(60, 0.8))
+    assert "stops mattering later" in said(ladder(60, 0.8)) and "180 pairs" in said(ladder(60, 0.8))
+    assert "earlier, not later" in said(ladder(60, -0.3))
+    assert "no change with hops was measured of when" in said(ladder(60, 0.0))
+    assert "includes 0" in said(ladder(60, 0.0))
+    assert "too few clusters (10 of 50): ask for more stories with --patch-items" in said(ladder(10, 0.8))
+    wrong = ladder(3, 0.8).with_columns(both_right=pl.lit(False))
+    assert "answers no pair of stories right on both" in said(wrong)
+
+
+def test_means_by_role_and_hops() -> None:
+    patching = ladder(8, 0.0)
+    found = patching_by_role_table(patching, resamples=200)
+    assert found.height == 2 * 7 * 4  # roles, depths, three hop counts and all of them
+    cell = found.filter((pl.col("role") == "last") & (pl.col("depth") == 1) & (pl.col("hops") == 2)).to_dicts()[0]
+    own = patching.filter((pl.col("role") == "last") & (pl.col("depth") == 1) & (pl.col("hops") == 2))
+    assert cell["effect"] == pytest.approx(own["effect"].mean()) and cell["flip"] == own["flip"].mean()
+    assert (cell["n_items"], cell["n_clusters"]) == (8, 8) and cell["low"] <= cell["effect"] <= cell["high"]
+    whole = found.filter(pl.col("hops").is_null())
+    assert set(whole["n_items"]) == {24} and set(whole["n_clusters"]) == {8}
+    holes = patching.filter((pl.col("depth") != 3) | (pl.col("hops") == 1))
+    assert set(patching_by_role_table(holes, resamples=200)["n_items"]) == {8, 24}
+    assert patching_by_role_table(patching.with_columns(both_right=False)).is_empty()
+
+
+def test_knockout_and_rows_in_any_order() -> None:
+    patching = ladder(6, 0.5)
+    knockout = tables.conform(
+        "knockout",
+        [
+            {
+                **{k: row[k] for k in ("item", "story", "cluster", "task", "hops", "loop", "layer", "depth")},
+                "role": "changed_word", "window": 2, "ld_clean": 2.0, "ld_cut": 1.0, "logprob_clean": -0.1,
+                "logprob_cut": -0.1 - row["depth"], "p_answer": 0.5, "correct": row["depth"] < 3,
+                "flip": row["depth"] >= 3,
+            }
+            for row in patching.filter(pl.col("role") == "last").to_dicts()
+        ],
+    )  # fmt: skip
+    found = knockout_by_depth_table(knockout, resamples=200)
+    assert found.filter(pl.col("depth") == 2)["drop"].to_list() == pytest.approx([2.0] * 4)
+    assert found.filter(pl.col("depth") == 4)["accuracy"].to_list() == [0.0] * 4
+    both = {"patching": patching, "knockout": knockout}
+    mixed = {name: table.sample(fraction=1.0, shuffle=True, seed=1) for name, table in both.items()}
+    for name, table in patching_tables(both, AXIS, resamples=200).items():
+        again = patching_tables(mixed, AXIS, resamples=200)[name]
+        assert table.equals(again), name
+    nothing = patching_tables({"patching": tables.empty("patching")}, AXIS)
+    assert all(table.is_empty() for table in nothing.values())

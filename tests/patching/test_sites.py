@@ -1,0 +1,82 @@
+"""The places of a site, and which go together."""
+
+from __future__ import annotations
+
+import pytest
+from worlds import opened
+
+from depthprobe.depth import Coordinate
+from depthprobe.errors import UserError
+from depthprobe.patching import offered_sites, places
+from depthprobe.patching.probe import Plan
+from depthprobe.patching.sites import together
+
+
+def test_the_residual_runs_from_the_embedding_to_the_head() -> None:
+    for kind in ("llama", "gpt2", "looped", "looped-ouro", "looped-ouro-coda"):
+        model = opened(kind)
+        along = places(model, "resid_post")
+        assert along[0].coordinate == model.axis[0] and along[-1].coordinate == model.axis[-1], kind
+        assert [model.axis[p.depth] for p in along] == [p.coordinate for p in along]
+    ouro = opened("looped-ouro")
+    assert [p.coordinate.site for p in places(ouro, "loop_state")] == ["loop_state"] * 3
+    assert [p.coordinate for p in places(opened("looped"), "loop_state")] == list(opened("looped").loop_ends)
+
+
+def test_a_site_beside_the_axis_has_the_depth_of_its_layer() -> None:
+    model = opened("looped-ouro-coda")
+    for place in places(model, "attn_out"):
+        assert model.axis[place.depth] == place.coordinate._replace(site="resid_post")
+
+
+def test_spans() -> None:
+    model = opened("looped")  # prelude 1, core 2 × 3, coda 1
+    along = places(model, "resid_post")
+    one = together(model, along, "one", 1)
+    assert [patch.coordinates for patch in one] == [(place.coordinate,) for place in along]
+    window = together(model, along, "window", 3)
+    assert len(window) == len(along) - 2 and window[1].coordinates == tuple(p.coordinate for p in along[1:4])
+    later = {patch.place.coordinate: patch.coordinates for patch in together(model, along, "later", 1)}
+    assert later[Coordinate(2, 1)] == (Coordinate(2, 1), Coordinate(3, 1))
+    assert later[Coordinate(0, 1)] == (Coordinate(0, 1),) and later[Coordinate(4, 1)] == (Coordinate(4, 1),)
+
+
+def test_some_depths_alone() -> None:
+    assert [p.coordinate for p in places(opened("looped"), "resid_post", [(0, 0), (2, 1)])] == [
+        Coordinate(0, 0, "embed"), Coordinate(2, 1),
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="has no resid_post at loop 9, layer 1"):
+        places(opened("looped"), "resid_post", [(9, 1)])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"sites": "loop_state"}, r"does not show its loop_state \(sites\): it has no loops"),
+        ({"sites": "attn"}, "there is no site 'attn'"),
+        ({"span": "later"}, "has no loops, so there are no later ones"),
+        ({"span": "two"}, "there is no 'two'"),
+        ({"span": "window", "window": 9}, "a window of 9 does not fit 4 places"),
+        ({"window": 2}, "a window of 2 says nothing without span 'window'"),
+        ({"kinds": "noise"}, "there is no 'noise'"),
+        ({"directions": ()}, "there is no ''"),
+        ({"position": "some"}, "there is no 'some'"),
+        ({"positions": "first"}, "there is no role 'first'"),
+        ({"positions": ()}, "no positions are asked for"),
+    ],
+)
+def test_what_the_model_lacks_or_says_nothing(options: dict[str, object], text: str) -> None:
+    with pytest.raises(UserError, match=text) as caught:
+        Plan.of(opened("llama"), **options)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_site_that_the_architecture_lacks() -> None:
+    model = opened("gemma2")
+    model._taps = {point: tap for point, tap in model._taps.items() if point.site != "attn_out"}
+    try:
+        with pytest.raises(UserError, match=r"does not show its attn_out \(sites\): it has resid_pre, resid_post, mlp"):
+            places(model, "attn_out")
+        assert "attn_out" not in offered_sites(model)
+    finally:
+        opened.cache_clear()

@@ -1,0 +1,162 @@
+"""`analyze --probes lens,patching`: what a run holds, stopping it, and what a dry run says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import depthprobe
+from depthprobe.cli.main import main
+from depthprobe.errors import UserError
+from depthprobe.pipeline import AnalyzeConfig, AnalyzeResult, dry_run, parse_bytes, questions
+from depthprobe.pipeline.config import NAMES, SITES
+from depthprobe.pipeline.probes import PROBES
+from depthprobe.runs import files
+
+SMALL: dict[str, Any] = {
+    "task": "kinship", "hops": "1-2", "n": 2, "batch_size": 4, "resamples": 100, "browse": 0,
+    "probes": "lens,patching", "patch_items": 1,
+}  # fmt: skip
+CAUSAL = {"donors", "patching", "knockout", "windows", "window_slopes", "patching_by_role", "knockout_by_depth"}
+
+
+@pytest.fixture(autouse=True)
+def quick_and_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    steady(monkeypatch)
+
+
+def steady(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(questions, "TRAINING_STORIES", 30)
+    patch.setattr("depthprobe.runs.folder.git_commit", lambda: "c0ffee")
+    patch.setattr("depthprobe.report.write_report", lambda folder: folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> AnalyzeResult:
+    with pytest.MonkeyPatch.context() as patch:
+        steady(patch)
+        return depthprobe.analyze(str(tiny), out=tmp_path_factory.mktemp("runs") / "whole", **SMALL)
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted((folder / "tables").glob("*.parquet"))}
+
+
+def test_names_are_those_of_the_rooms() -> None:
+    assert ("lens", *PROBES) == NAMES
+    assert SITES == depthprobe.patching.SITES
+
+
+def test_a_run_holds_the_tables_of_its_probes(whole: AnalyzeResult) -> None:
+    assert {name.removesuffix(".parquet") for name in bytes_of(whole.folder)} >= CAUSAL
+    patching = whole.table("patching")
+    assert patching["item"].n_unique() == 2 and set(patching["span"]) == {"one", "later"}
+    assert set(patching["role"]) >= {"changed_word", "last"} and patching["position"].null_count() == patching.height
+    assert whole.table("knockout")["item"].n_unique() == 2
+    assert whole.table("donors").height == patching.select("item", "donor_kind").n_unique()
+    assert whole.manifest["counts"]["patched_items"] == 2
+    (task,) = whole.summary["tasks"]
+    assert "By patching" in task["headline"] and {row["quantity"] for row in task["windows"]} >= {"source_area"}
+    assert not (whole.folder / "tables" / "patching").exists()  # its parts are joined
+
+
+class Killed(BaseException):
+    """Stands for a signal that nothing can catch."""
+
+
+@pytest.mark.parametrize("nth", [3, 4, 5, 7, 9])
+def test_killed_between_parts_and_resumed(
+    whole: AnalyzeResult, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """1: manifest, 2: the lens, 3–5 and 6–8: two items' donors, patching, knockout; then final tables."""
+    out, count, replace = tmp_path / "run", 0, files.os.replace
+
+    def dying(*paths: Any) -> None:
+        nonlocal count
+        count += 1
+        replace(*paths)
+        if count == nth:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "replace", dying)
+        patch.setattr("depthprobe.runs.RunFolder.remove_if_empty", lambda run: None)
+        with pytest.raises(Killed):
+            depthprobe.analyze(str(tiny), out=out, **SMALL)
+    assert depthprobe.analyze(str(tiny), out=out, resume=True, **SMALL).summary == whole.summary
+    assert bytes_of(out) == bytes_of(whole.folder)
+
+
+def test_a_run_without_the_probe_has_none_of_its_tables(tiny: Path, tmp_path: Path) -> None:
+    plain = {name: value for name, value in SMALL.items() if name not in ("probes", "patch_items")}
+    result = depthprobe.analyze(str(tiny), out=tmp_path / "run", **plain)
+    assert not {name.removesuffix(".parquet") for name in bytes_of(result.folder)} & CAUSAL
+    assert result.summary["tasks"][0]["windows"] == [] and "By patching" not in result.summary["headline"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"probes": "patching"}, "'lens' is missing.*ask for lens,patching"),
+        ({"probes": "lens,magic"}, "there is no 'magic'"),
+        ({"probes": ""}, "there is no ''"),
+        ({"sites": "attn_out"}, "--sites says nothing without the patching probe"),
+        ({"patch_items": 3}, "--patch-items says nothing without the patching probe"),
+        ({"probes": "lens,patching", "sites": "attention"}, "there is no 'attention'"),
+        ({"probes": "lens,patching", "patch_items": 0}, "at least 1, got 0"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        AnalyzeConfig.of(options)
+
+
+def test_options_that_fit() -> None:
+    config = AnalyzeConfig.of({"probes": ["patching", "lens"], "sites": "resid_post,attn_out"})
+    assert config.probes == ("lens", "patching") and config.sites == ("resid_post", "attn_out")
+    assert parse_bytes("512M") == parse_bytes("512MiB") == 512 << 20 and parse_bytes("1.5GB") == 3 << 29
+    for wrong in ("much", "12", "-1G", "1GG"):
+        with pytest.raises(UserError, match="no amount of memory"):
+            parse_bytes(wrong)
+
+
+def test_memory_without_a_sweep_says_nothing(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--max-memory says nothing without a probe beside the lens"):
+        depthprobe.analyze(str(tiny), out=tmp_path / "run", max_memory="2GiB", task="kinship", hops="1-2", n=2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_site_that_the_model_lacks_leaves_nothing(tmp_path: Path) -> None:
+    from tiny_saved import save_model
+
+    model = save_model(tmp_path / "model", "llama")
+    with pytest.raises(UserError, match=r"does not show its loop_state \(sites\): it has no loops"):
+        depthprobe.analyze(str(model), out=tmp_path / "run", **{**SMALL, "sites": "loop_state"})
+
+
+def test_a_dry_run_says_what_a_run_takes(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["analyze", str(tiny), "--task", "kinship", "--hops", "1-2", "--n", "2", "--dry-run"]
+    assert main([*arguments, "--probes", "lens,patching", "--patch-items", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    lens, patching = told["probes"]
+    assert (lens["items"], lens["cells"], patching["items"]) == (4, 4, 4)
+    assert patching["cells"] > 100 and patching["flops"] > lens["flops"] > 0 and patching["bytes"] <= 1 << 30
+    assert told["seconds"] == pytest.approx(lens["seconds"] + patching["seconds"]) and told["seconds"] > 0
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "forwards" in out and "nothing was written" in out and not list(tmp_path.iterdir())
+    assert main([*arguments, "--resume"]) == 2
+    assert "--resume says nothing" in capsys.readouterr().err
+
+
+def test_the_cells_of_a_dry_run_are_those_of_the_run(whole: AnalyzeResult, tiny: Path) -> None:
+    planned = dry_run(str(tiny), **SMALL).probes[1]
+    assert planned.cells == whole.table("patching").height + whole.table("knockout").height
+    assert whole.table("patching").filter(pl.col("control"))["item"].n_unique() >= 1
