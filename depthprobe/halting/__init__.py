@@ -20,9 +20,34 @@ from depthprobe.halting.distribution import (
     q_exit,
     stopping_distribution,
 )
-from depthprobe.halting.rules import ExitRule, FixedDepth, GivenExits, LoopSignal, QExit, SampledExit
+from depthprobe.halting.head import LookaheadHead
+from depthprobe.halting.rules import (
+    ACT,
+    Confidence,
+    EntropyChange,
+    ExitRule,
+    FixedDepth,
+    FullDepth,
+    GivenExits,
+    HazardThreshold,
+    Lookahead,
+    LoopSignal,
+    OutputEntropy,
+    OutputKL,
+    QExit,
+    RandomExit,
+    RelativeL2,
+    Replay,
+    SampledExit,
+    SecondOrder,
+    act_weights,
+    parse_rule,
+)
+from depthprobe.halting.uniforms import Purpose, uniforms
 
 __all__ = [
     "stopping_distribution", "log_stopping_distribution", "log_survival", "cdf", "expected_depth", "entropy",
-    "q_exit", "ExitRule", "LoopSignal", "QExit", "FixedDepth", "SampledExit", "GivenExits",
+    "q_exit", "ExitRule", "LoopSignal", "QExit", "HazardThreshold", "SampledExit", "ACT", "act_weights", "RelativeL2",
+    "SecondOrder", "OutputKL", "OutputEntropy", "EntropyChange", "Confidence", "FullDepth", "FixedDepth", "GivenExits",
+    "Replay", "RandomExit", "Lookahead", "LookaheadHead", "parse_rule", "uniforms", "Purpose",
 ]  # fmt: skip

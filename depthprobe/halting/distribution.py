@@ -124,11 +124,11 @@ def check_q(q: float) -> None:
         raise UserError(f"q is {q}, not in (0, 1]", where="exit quantile q")
 
 
-def check_min_depth(min_depth: int, n_loops: int | None = None) -> None:
+def check_min_depth(min_depth: int, n_loops: int | None = None, where: str = "min_depth") -> None:
     """Refuse a least depth that is not in 1…U (`UserError`); without U only the lower end is known."""
     if min_depth < 1 or (n_loops is not None and min_depth > n_loops):
         top = "" if n_loops is None else f" to {n_loops}"
-        raise UserError(f"the least depth is {min_depth}, not 1{top or ' or more'}", where="min_depth")
+        raise UserError(f"the least depth is {min_depth}, not 1{top or ' or more'}", where=where)
 
 
 def _wide(x: Tensor) -> Tensor:

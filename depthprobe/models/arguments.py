@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from depthprobe.errors import UserError
+from depthprobe.halting import ExitRule
 from depthprobe.models.cache import LoopedCache
 
 
@@ -33,6 +34,25 @@ def check_block_mask(block_mask: Tensor | None, batch: int, queries: int, keys: 
     if block_mask is not None and block_mask.dtype != torch.bool:
         raise UserError(f"block_mask is {block_mask.dtype}, not bool (True: may see)", where="block_mask")
     check_shape("block_mask", block_mask, (1, 1, queries, keys), (batch, 1, queries, keys))
+
+
+def check_exit_options(
+    rule: ExitRule | None, exit_seed: int | Tensor | None, is_prompt: Tensor | None, shape: tuple[int, int]
+) -> None:
+    """Seeds and marks of prompt tokens must have a rule to go with, and a rule that needs the latter must get it."""
+    if rule is None:
+        for name, value in (("exit_seed", exit_seed), ("is_prompt", is_prompt)):
+            if value is not None:
+                raise UserError(f"{name} is given without exits", where=name, remedy="give exits, or leave it out")
+        return
+    if exit_seed is not None and rule.sampled and not rule.needs_uniform:
+        raise UserError("the rule draws from a generator of its own", where="exit_seed", remedy="give one of the two")
+    check_shape("is_prompt", is_prompt, shape)
+    if is_prompt is not None and is_prompt.dtype != torch.bool:
+        raise UserError(f"is_prompt is {is_prompt.dtype}, not bool", where="is_prompt")
+    if rule.min_depth_prompt is not None and is_prompt is None:
+        what = "the rule has another least depth for the prompt, and nothing says which tokens are the prompt's"
+        raise UserError(what, where=f"exit rule {rule.name}", remedy="give is_prompt, bool [B, S]")
 
 
 def the_cache(

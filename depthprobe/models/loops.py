@@ -12,6 +12,7 @@ and
   had stayed: its query at d > e_i reads its own key and value at d, and those of all others at min(d, e_j).
   This is what a served token would have been with more loops, given the cache as served. Without such a
   request the loop ends when all have left;
+* with a rule that looks ahead (horizon 1), tokens marked after loop d leave after loop d + 1;
 * executed core rows are Σ e_i over real tokens: shadow passes are a measurement and are not counted, nor is
   padding.
 """
@@ -25,18 +26,21 @@ import torch
 from torch import Tensor
 
 from depthprobe.errors import UserError
-from depthprobe.halting import ExitRule, GivenExits, LoopSignal
+from depthprobe.halting import ExitRule, GivenExits, Lookahead, LoopSignal, Purpose, uniforms
+from depthprobe.halting.head import GatedModel
 from depthprobe.models.attend import Attend, RaggedAttend
 from depthprobe.models.core import Rotary
 
 
-class LoopParts(Protocol):
+class LoopParts(GatedModel, Protocol):
     """The parts of a looped model that a loop is made of; see `LoopedForCausalLM`."""
 
     def core_step(self, x: Tensor, positions: Rotary, attend: Attend) -> Tensor: ...
     def loop_input(self, state: Tensor | None, entry: Tensor) -> Tensor: ...
     def loop_output(self, x: Tensor) -> Tensor: ...
     def gate_logit(self, loop_state: Tensor) -> Tensor: ...
+    def normed(self, loop_state: Tensor) -> Tensor: ...
+    def readout(self, loop_state: Tensor) -> Tensor: ...
 
 
 @dataclass(slots=True)
@@ -92,6 +96,8 @@ def ragged_loops(
     real: Tensor,
     states: bool,
     gates: bool,
+    uniform: Tensor | None = None,
+    is_prompt: Tensor | None = None,
 ) -> LoopResult:
     """Run each token until `rule` lets it go, with the semantics at the top of this module.
 
@@ -99,16 +105,17 @@ def ragged_loops(
         entry: the prelude's output `[B, S, d]`.
         real: bool `[B, S]`, False at padding, which leaves after the first loop.
         states, gates: whether to run on in the shadow and return the states, or gate logits, of all loops.
+        uniform, is_prompt: float64 and bool `[B, S]`, as in `LoopSignal`.
     """
     result = LoopResult(entry, [], [])
+    watch = _Watch(model, rule, n_loops, uniform, is_prompt)
     state: Tensor | None = None
-    survival: Tensor | None = None
     active = real
+    due = torch.zeros_like(real)  # marked a loop ago by a rule that looks ahead
     depths = torch.zeros(real.shape, dtype=torch.int64, device=real.device)
     rows = torch.zeros((), dtype=torch.int64, device=real.device)
     for loop in range(1, n_loops + 1):
         attend.enter("core", loop)
-        previous = state
         state = model.loop_output(model.core_step(model.loop_input(state, entry), positions, attend))
         logit = model.gate_logit(state) if gates or rule.needs_gate else None
         if states:
@@ -118,10 +125,8 @@ def ragged_loops(
         rows = rows + active.sum()
         leaves = active
         if loop < n_loops:
-            if logit is not None:
-                stay = torch.nn.functional.logsigmoid(-logit.detach().float())
-                survival = stay if survival is None else survival + stay
-            leaves = active & rule(LoopSignal(loop, n_loops, state, previous, logit, survival))
+            marked = active & rule(watch.signal(loop, state, logit))
+            leaves, due = (active & due, marked) if rule.horizon else (marked, due)
         result.state = state if loop == 1 else torch.where(leaves.unsqueeze(-1), state, result.state)
         depths = torch.where(leaves, loop, depths)
         active = active & ~leaves
@@ -133,13 +138,83 @@ def ragged_loops(
     return result
 
 
-def exit_rule(exits: Tensor | ExitRule, real: Tensor, n_loops: int) -> ExitRule:
+class _Watch:
+    """Makes the signals of a forward loop by loop, and keeps what the next one needs of the one before."""
+
+    def __init__(
+        self,
+        model: LoopParts,
+        rule: ExitRule,
+        n_loops: int,
+        uniform: Tensor | None,
+        is_prompt: Tensor | None,
+    ) -> None:
+        self.model, self.rule, self.n_loops = model, rule, n_loops
+        self.uniform, self.is_prompt = uniform, is_prompt
+        head = rule.head if isinstance(rule, Lookahead) else None
+        self.head = None if head is None else head.check(model)
+        self.before: LoopSignal | None = None
+
+    def signal(self, loop: int, state: Tensor, logit: Tensor | None) -> LoopSignal:
+        """After `loop`; called once for each, in order. state `[B, S, d]`, logit `[B, S]` if the rule needs a gate."""
+        rule, before = self.rule, self.before
+        survival = output = predicted = None
+        if logit is not None:
+            survival = torch.nn.functional.logsigmoid(-logit.detach().float())
+            if before is not None and before.log_survival is not None:
+                survival = before.log_survival + survival
+        if rule.needs_output:
+            output = self.model.readout(state)
+        if self.head is not None:
+            predicted = self.head(self.model.normed(state))
+        self.before = LoopSignal(
+            depth=loop,
+            max_depth=self.n_loops,
+            state=state,
+            previous=None if before is None else before.state,
+            gate_logit=logit,
+            log_survival=survival,
+            second_previous=None if before is None or not rule.needs_second_previous else before.previous,
+            uniform=self.uniform,
+            is_prompt=self.is_prompt,
+            output_logits=output,
+            previous_output_logits=None if before is None else before.output_logits,
+            next_gate_logit=predicted,
+        )
+        return self.before
+
+
+def exit_uniforms(seed: int | Tensor, positions: Tensor, batch: int) -> Tensor:
+    """The numbers that sampled exits are drawn with: float64 `[B, S]`, of seeds and positions alone.
+
+    Args:
+        seed: int for all rows, or int64 `[B]`.
+        positions: int64 `[B or 1, S]`.
+
+    Raises:
+        UserError: seeds of another shape or kind.
+    """
+    if isinstance(seed, Tensor):
+        if seed.shape != (batch,) or seed.dtype != torch.int64:
+            what = f"exit_seed is {seed.dtype} of shape {list(seed.shape)}, not int64 of shape [{batch}]"
+            raise UserError(what, where="exit_seed")
+        seed = seed.to(positions.device)[:, None]
+    return uniforms(seed, positions, Purpose.EXIT).expand(batch, -1)
+
+
+def exit_rule(
+    exits: Tensor | ExitRule, real: Tensor, n_loops: int, *, coda: bool = False, seeded: bool = False
+) -> ExitRule:
     """A checked rule from what a caller gave: a rule, or exit depths, integer `[B, S]`; those at padding do
     not matter.
 
+    Args:
+        coda: whether the model has layers behind the loop.
+        seeded: whether there are numbers to draw exits with.
+
     Raises:
         UserError: not a rule nor a tensor, another shape, depths outside 1…U, a rule that cannot serve U
-            loops.
+            loops, or one that a forward over all positions at once cannot follow.
     """
     if isinstance(exits, Tensor):
         if exits.shape != real.shape:
@@ -150,4 +225,16 @@ def exit_rule(exits: Tensor | ExitRule, real: Tensor, n_loops: int) -> ExitRule:
         what = f"exits is {type(exits).__name__}, not a tensor of depths nor an exit rule"
         raise UserError(what, where="exits")
     exits.check(n_loops)
+    where = f"exit rule {exits.name}"
+    if exits.reprojects:
+        what = "ACT projects the keys of halted tokens anew at every loop, which no ragged forward does"
+        raise UserError(what, where=where, remedy="serve it with layout state-copied")
+    if exits.needs_output and coda:
+        what = "the output at each loop needs the coda, whose layers run once in a forward of all positions"
+        remedy = "serve the model with this rule and give the recorded exits, or take a rule on gate or states"
+        raise UserError(what, where=where, remedy=remedy)
+    if exits.needs_given:
+        raise UserError("a replay needs recorded depths", where=where, remedy="give them as exits, integer [B, S]")
+    if exits.needs_uniform and exits.planned and not seeded:
+        raise UserError("random exits need a seed", where=where, remedy="give exit_seed")
     return exits

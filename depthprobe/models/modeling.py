@@ -23,12 +23,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from depthprobe.errors import UserError
 from depthprobe.halting import ExitRule
-from depthprobe.models.arguments import check_block_mask, check_ids, check_shape, the_cache
+from depthprobe.models.arguments import check_block_mask, check_exit_options, check_ids, check_shape, the_cache
 from depthprobe.models.attend import Attend, CachedAttend, DenseAttend, RaggedAttend, Slots
 from depthprobe.models.cache import LoopedCache
 from depthprobe.models.configuration import LoopedConfig
 from depthprobe.models.core import RMSNorm, Rotary, Stack, core_step
-from depthprobe.models.loops import dense_loops, exit_rule, ragged_loops
+from depthprobe.models.loops import dense_loops, exit_rule, exit_uniforms, ragged_loops
 from depthprobe.models.masks import build_mask
 from depthprobe.models.tokens import Tokens
 
@@ -169,6 +169,8 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         labels: Tensor | None = None,
         exits: Tensor | ExitRule | None = None,
+        exit_seed: int | Tensor | None = None,
+        is_prompt: Tensor | None = None,
         n_loops: int | None = None,
         output_loop_states: bool = False,
         output_gate_logits: bool = False,
@@ -190,6 +192,9 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
             exits: exit depths, integer `[B, S]` within 1…U, or a rule from `depthprobe.halting` that is
                 asked after each loop; None: every token runs all loops. Semantics:
                 `depthprobe.models.loops`.
+            exit_seed: int for all rows, or int64 `[B]`: what rules that draw exits draw with; a token's exit
+                then depends on its seed and position, not on its company.
+            is_prompt: bool `[B, S]`, tokens of the prompt, for rules whose least depth differs there.
             n_loops: run another number of loops than the configured one.
             output_loop_states, output_gate_logits: what to return of every loop (the former brings the latter
                 if the model has a gate).
@@ -220,7 +225,11 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         tokens = Tokens.of(input_ids, attention_mask, held, n_loops)
         keys = tokens.ids.shape[1]
         check_block_mask(block_mask, batch, length, keys)
-        rule = None if exits is None else exit_rule(exits, tokens.real(length), n_loops)
+        rule = None
+        if exits is not None:
+            seeded, coda = exit_seed is not None, len(self.coda) > 0
+            rule = exit_rule(exits, tokens.real(length), n_loops, coda=coda, seeded=seeded)
+        check_exit_options(rule, exit_seed, is_prompt, (batch, length))
         if (rule is not None and rule.needs_gate) or output_gate_logits:
             self._require_gate()
         if position_ids is None:
@@ -243,8 +252,11 @@ class LoopedForCausalLM(LoopedPreTrainedModel, GenerationMixin):
         entry = self.prelude(self.embed(input_ids, previous_ids), positions, attend)
         if isinstance(attend, RaggedAttend):
             assert rule is not None
-            real = tokens.real(length)
-            run = ragged_loops(self, entry, positions, attend, n_loops, rule, real, output_loop_states, gates)
+            uniform = None if exit_seed is None else exit_uniforms(exit_seed, position_ids, batch)
+            run = ragged_loops(
+                self, entry, positions, attend, n_loops, rule, tokens.real(length), output_loop_states, gates,
+                uniform, is_prompt,
+            )  # fmt: skip
         else:
             run = dense_loops(self, entry, positions, attend, n_loops, output_loop_states, gates)
         state = run.state
