@@ -1,0 +1,322 @@
+"""The engine: requests in, tokens out, and a record of every exit that was taken.
+
+    engine = Engine(model, exit="q:0.5", width=8)
+    for done in engine.generate([[5, 9, 2], [7]], Sampling(max_new_tokens=4)):
+        print(done.tokens, done.exit_depths)
+
+It joins the parts that know nothing of each other: the scheduler says which rows run, the runner runs them, the pool
+holds their pages, the recorder writes down what happened. `step()` is one tick.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from depthprobe.errors import UserError
+from depthprobe.models.modeling import LoopedForCausalLM
+from depthprobe.runtime.jobs import Job, Outcome, Tick
+from depthprobe.runtime.live import Decodes, Live
+from depthprobe.runtime.options import EngineOptions, end_tokens
+from depthprobe.runtime.pages import PagePool
+from depthprobe.runtime.record import Recorder
+from depthprobe.runtime.requests import Completion, Request, Sampling, TokenEvent
+from depthprobe.runtime.runner import Runner
+from depthprobe.runtime.sampling import sample, top_logprobs
+from depthprobe.runtime.scheduler import Scheduler
+from depthprobe.runtime.tracing import Tracer
+
+
+class Engine:
+    """Serves a `LoopedForCausalLM` with continuous depth batching.
+
+    Args:
+        model: in evaluation mode; U loops, or fewer with `n_loops`.
+        tokenizer: for prompts given as text, texts of completions and stop strings; None: ids alone.
+        record: folder of the trace; None: no trace is written.
+        about: more for the trace's `trace.json`, such as the model's name.
+        clock: seconds; arrivals and records are in it, counted from the engine's making.
+        options: the fields of `EngineOptions`: exit, kv, policy, width, spare, prefill, …
+
+    Raises:
+        UserError: options that model or each other do not allow.
+    """
+
+    def __init__(
+        self,
+        model: LoopedForCausalLM,
+        *,
+        tokenizer: Decodes | None = None,
+        record: Path | str | None = None,
+        about: dict[str, Any] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        **options: Any,
+    ) -> None:
+        self.options = EngineOptions.of(model, **options)
+        o, settings = self.options, self.options.scheduler
+        self.model, self.tokenizer = model, tokenizer
+        self._vocab, self._back = model.config.vocab_size, model.config.n_previous_tokens
+        self._eos = end_tokens(model)
+        self.pool = PagePool(
+            settings.core_pages, settings.outer_pages, settings.n_slots, settings.max_len, settings.n_loops, settings.layout
+        )  # fmt: skip
+        self.runner = Runner(
+            model, self.pool, o.rule, o.prompt_rule, record=o.record_gates, tap=o.tap
+        )
+        self.scheduler = Scheduler(settings)
+        self._zero = clock()
+        self._clock = clock
+        recorder = None if record is None else Recorder(Path(record), o.describe(model, self.runner) | (about or {}))
+        self.tracer = Tracer(self, recorder)
+        self._live: dict[int, Live] = {}
+        self._ids: dict[str, int] = {}
+        self._next_id = 0
+        self._done: dict[str, Completion] = {}
+        self._planned: deque[Tick] = deque()
+
+    # -- requests
+
+    def now(self) -> float:
+        """Seconds since the engine was made."""
+        return self._clock() - self._zero
+
+    def add(self, request: Request, arrival: float | None = None) -> str:
+        """Line a request up; returns its id.
+
+        Args:
+            arrival: when it came, in the engine's seconds; now if not given.
+
+        Raises:
+            UserError: it can never be served, in one line; nothing else is touched.
+        """
+        name = request.id or f"r{self._next_id}"
+        if name in self._ids or name in self._done:
+            raise UserError(f"a request named {name} is there already", where="id", remedy="give each its own id")
+        request = self.options.checked(request, name, self._vocab, self.tokenizer is not None)
+        job = Job(self._next_id, len(request.prompt), request.sampling.max_new_tokens,
+                  self.now() if arrival is None else arrival)  # fmt: skip
+        try:
+            self.scheduler.add(job)
+        except UserError as error:
+            raise UserError(error.what, where=f"request {name}", remedy=error.remedy) from None
+        self._next_id += 1
+        self._ids[name] = job.id
+        self._live[job.id] = live = Live(request, job, self.tokenizer)
+        self.tracer.started(live)
+        return name
+
+    def abort(self, name: str) -> bool:
+        """End a request now; its tokens so far are in `take`. False if there is none of that name in flight."""
+        number = self._ids.pop(name, None)
+        if number is None:
+            return False
+        live = self._live.pop(number)
+        slot = live.job.slot
+        self.scheduler.abort(number)
+        if slot >= 0 and live.job.slot < 0:
+            self.pool.release(slot)
+        self._finish(live, "aborted")
+        return True
+
+    def take(self, name: str) -> Completion | None:
+        """The completion of a request that has ended, once; None while it goes on, or if there is none."""
+        return self._done.pop(name, None)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return len(self._live)
+
+    # -- running
+
+    def step(self) -> list[TokenEvent]:
+        """Run one tick; the tokens that it made, oldest request first. Without work an empty list."""
+        tick = self._planned.popleft() if self._planned else self.scheduler.plan()
+        if tick is None:
+            return []
+        start = self.now()
+        run = {"prefill": self._prefill, "prelude": self._prelude, "recurrent": self._recurrent, "coda": self._coda}
+        for _, slot in tick.preempted:
+            self.pool.release(slot)
+        outcome, events = run[tick.stage](tick)
+        for _, slot in outcome.freed:
+            self.pool.release(slot)
+        self.tracer.tick(tick, start, self.now())
+        return events
+
+    def run(self) -> None:
+        """Run until nothing is left to do."""
+        while self._live:
+            self.step()
+
+    def generate(
+        self,
+        prompts: Iterable[Sequence[int] | str | Request],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+    ) -> list[Completion]:
+        """Serve prompts to their end, in the order given. One that cannot be served has `error`; the others go on.
+
+        Args:
+            prompts: token ids, text (with a tokenizer), or whole requests.
+            sampling: for all, or one for each prompt; `Sampling()` if not given. Not for whole requests.
+        """
+        prompts = list(prompts)
+        shared = sampling if isinstance(sampling, Sampling) or sampling is None else None
+        each = [shared] * len(prompts) if shared is sampling else list(sampling)  # type: ignore[arg-type]
+        if len(each) != len(prompts):
+            raise UserError(f"{len(prompts)} prompts, {len(each)} samplings", where="sampling")
+        names: list[str | Completion] = []
+        for prompt, own in zip(prompts, each, strict=True):
+            try:
+                names.append(self.add(self.request(prompt, own)))
+            except UserError as error:
+                ids = prompt.prompt if isinstance(prompt, Request) else ()
+                names.append(Completion("", tuple(ids), finish_reason="refused", error=str(error)))
+        while any(isinstance(name, str) and name in self._ids for name in names):
+            self.step()
+        return [self._done.pop(name) if isinstance(name, str) else name for name in names]
+
+    def stream(self, prompt: Sequence[int] | str | Request, sampling: Sampling | None = None) -> Iterator[TokenEvent]:
+        """Serve one prompt, with whatever else is in flight, and give its tokens as they come.
+
+        Leaving the iterator before its end aborts the request.
+        """
+        name = self.add(self.request(prompt, sampling))
+        try:
+            while name in self._ids:
+                yield from (event for event in self.step() if event.request == name)
+        finally:
+            self.abort(name)
+            self._done.pop(name, None)
+
+    def request(self, prompt: Sequence[int] | str | Request, sampling: Sampling | None = None) -> Request:
+        """A request of what `generate` takes (`UserError` where that is impossible)."""
+        if isinstance(prompt, Request):
+            if sampling is not None:
+                raise UserError("a whole request has its own sampling", where="sampling", remedy="leave it out")
+            return prompt
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise UserError("the prompt is text and there is no tokenizer", where="prompt",
+                                remedy="give token ids, or Engine(…, tokenizer=…)")  # fmt: skip
+            prompt = self.tokenizer(prompt)["input_ids"]  # type: ignore[operator]
+        return Request(tuple(prompt), sampling or Sampling())
+
+    def close(self) -> None:
+        """Abort what is in flight, and bring the trace to the disk."""
+        for name in list(self._ids):
+            self.abort(name)
+        self.tracer.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where scheduler and pool disagree, or either with itself."""
+        self.scheduler.check_integrity()
+        self.pool.check_integrity()
+        assert (self.pool.free_core, self.pool.free_outer) == (self.scheduler.free_core, self.scheduler.free_outer)
+
+    # -- the stages
+
+    def _prefill(self, tick: Tick) -> tuple[Outcome, list[TokenEvent]]:
+        lives = [self._live.get(job.id) for job in tick.jobs]
+        assert all(live is not None for live in lives)
+        exits = [self._known_exits(job, *chunk, tick.replay) for job, chunk in zip(tick.jobs, tick.chunks, strict=True)]
+        left = self.runner.prefill(
+            [job.slot for job in tick.jobs], tick.chunks, [live.tokens for live in lives if live is not None], exits,
+            [live.request.sampling.seed for live in lives if live is not None],
+        )  # fmt: skip
+        return self.scheduler.commit(tick, prompt_exits=left if self.options.ragged_prefill and not tick.replay else None), []
+
+    def _known_exits(self, job: Job, start: int, stop: int, replay: bool) -> list[int] | None:
+        if replay:
+            return job.recorded(start, stop)
+        given = self._live[job.id].request.prompt_replay
+        return None if given is None else list(given[start:stop])
+
+    def _prelude(self, tick: Tick) -> tuple[Outcome, list[TokenEvent]]:
+        slots, positions = _slots(tick.jobs), _positions(tick.jobs)
+        lives = [self._live[job.id] for job in tick.jobs]
+        tokens = [live.tokens[job.position] for live, job in zip(lives, tick.jobs, strict=True)]
+        before = [live.previous(live.job.position, self._back) for live in lives] if self._back else None
+        given = [live.given() for live in lives] if self.options.replays else None
+        seeds = [live.request.sampling.seed for live in lives]
+        self.runner.prelude(slots, tokens, before, positions, seeds, given)
+        self.tracer.entered(tick)
+        return self.scheduler.commit(tick), []
+
+    def _recurrent(self, tick: Tick) -> tuple[Outcome, list[TokenEvent]]:
+        floors = [job.floor for job in tick.jobs] if any(job.floor for job in tick.jobs) else None
+        leaves = self.runner.recurrent(
+            _slots(tick.jobs), _positions(tick.jobs), np.array(tick.depths), tick.frozen, floors
+        )  # fmt: skip
+        if self.options.horizon and not self._planned and (further := self.scheduler.plan()) is not None:
+            self._planned.append(further)  # who is in it was known before this tick's answers are read
+        outcome = self.scheduler.commit(tick, leaves=leaves.tolist() if tick.asks else None)
+        if outcome.exited:
+            jobs = [job for job, _ in outcome.exited]
+            depths = np.array([depth for _, depth in outcome.exited])
+            self.runner.leave(_slots(jobs), _positions(jobs), depths)
+        return outcome, []
+
+    def _coda(self, tick: Tick) -> tuple[Outcome, list[TokenEvent]]:
+        jobs = tick.jobs
+        slots, positions = _slots(jobs), _positions(jobs)
+        lives = [self._live[job.id] for job in jobs]
+        logits = self.runner.coda(slots, positions)
+        asked = [live.request.sampling for live in lives]
+        tokens, logprobs = sample(
+            logits,
+            np.array([s.temperature for s in asked]), np.array([s.top_p for s in asked]),
+            np.array([s.seed for s in asked], dtype=np.int64), positions,
+        )  # fmt: skip
+        most = max((s.logprobs or 0 for s in asked), default=0)
+        top = top_logprobs(logits, most) if most else None
+        exited = self.tracer.rows(tick, logits)
+        events, finished = [], []
+        for row, (live, token, logprob) in enumerate(zip(lives, tokens.tolist(), logprobs.tolist(), strict=True)):
+            text, reason = live.take(token, self._eos)
+            depth = live.job.depth
+            live.done.exit_depths.append(depth)
+            event = TokenEvent(live.request.id, len(live.done.tokens) - 1, token, depth, text, finish_reason=reason)
+            if live.done.logprobs is not None and live.done.top is not None:
+                best = () if top is None else tuple(top[row][: asked[row].logprobs or 0])
+                event.logprob, event.top = logprob, best
+                live.done.logprobs.append(logprob)
+                live.done.top.append(best)
+            event.record = self.tracer.token(live, event, exited, row, logprob)
+            events.append(event)
+            finished.append(reason is not None)
+        outcome = self.scheduler.commit(tick, finished=finished)
+        for live, event in zip(lives, events, strict=True):
+            if event.finish_reason is not None:
+                del self._live[live.job.id]
+                del self._ids[live.request.id]
+                self._finish(live, event.finish_reason)
+        return outcome, events
+
+    def _finish(self, live: Live, reason: str) -> None:
+        live.done.finish_reason, live.done.finished = reason, self.now()
+        live.done.prompt_exit_depths = list(live.job.prompt_exits)
+        if live.text is not None:
+            live.done.text = live.text.whole
+        self.tracer.ended(live)
+        self._done[live.request.id] = live.done
+
+
+def _slots(jobs: Sequence[Job]) -> np.ndarray:
+    return np.fromiter((job.slot for job in jobs), dtype=np.int64, count=len(jobs))
+
+
+def _positions(jobs: Sequence[Job]) -> np.ndarray:
+    return np.fromiter((job.position for job in jobs), dtype=np.int64, count=len(jobs))
+

@@ -1,0 +1,178 @@
+"""What an engine can be told, checked against the model and turned into the settings of its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from depthprobe.errors import UserError
+from depthprobe.halting import ExitRule, FixedDepth, FullDepth, QExit, parse_rule
+from depthprobe.models.configuration import LoopedConfig
+from depthprobe.models.modeling import LoopedForCausalLM
+from depthprobe.runtime.layouts import Layout, layout
+from depthprobe.runtime.requests import Request
+from depthprobe.runtime.settings import SchedulerConfig
+
+if TYPE_CHECKING:
+    from depthprobe.runtime.runner import Runner
+
+#: bytes of keys and values that an engine takes unless told otherwise
+KV_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Options of an engine; `EngineOptions.of(model, **options)` makes them.
+
+    Options:
+        exit: exit rule, or its text as in `halting.parse_rule`; None: the model's own Q-exit if it has a gate, else
+            all loops.
+        kv: layout of keys and values: ragged, depth-indexed, last-exited, shared, first-then-shared, state-copied. None:
+            ragged, or what the rule needs.
+        policy: refill, no-refill, lockstep, full.
+        width: most rows of a batch.
+        spare: further slots, for rows that wait for the coda; None: as many as `width` under refill, else none.
+        coda_share: in refill the coda waits for that share of `width`; None: 1 with spare slots of at least half the
+            width, else ½.
+        prefill: dense (prompts run all loops) or ragged (prompt tokens leave by the rule).
+        prefill_tokens: most prompt tokens of a tick.
+        max_len: longest sequence, prompt and generated tokens; None: the model's trained context.
+        kv_pages: pages of the pool, one token at one loop over all core layers; None: enough for all slots, within
+            `kv_bytes`.
+        kv_bytes: bytes that the default of `kv_pages` keeps to.
+        n_loops: U; None: the model's.
+        by_depth: batch rows of one depth only (for comparison).
+        record_gates: whether λ and the criterion of each loop are kept for the record.
+        tap: how many tokens the readout after each loop keeps for the record (0: none).
+    """
+
+    scheduler: SchedulerConfig
+    rule: ExitRule | None
+    prompt_rule: ExitRule | None
+    exit: ExitRule
+    record_gates: bool = True
+    tap: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        model: LoopedForCausalLM,
+        *,
+        exit: ExitRule | str | None = None,
+        kv: Layout | str | None = None,
+        policy: str = "refill",
+        width: int = 64,
+        spare: int | None = None,
+        coda_share: float | None = None,
+        prefill: str = "dense",
+        prefill_tokens: int = 512,
+        max_len: int | None = None,
+        kv_pages: int | None = None,
+        kv_bytes: int = KV_BYTES,
+        n_loops: int | None = None,
+        by_depth: bool = False,
+        record_gates: bool = True,
+        tap: int = 0,
+    ) -> EngineOptions:
+        """Raises `UserError` where options do not fit the model or each other."""
+        if not isinstance(model, LoopedForCausalLM):
+            what = f"the runtime serves looped models, not a {type(model).__name__}"
+            raise UserError(what, where="model", remedy="load one with depthprobe.load(…).module, or train one")
+        config = model.config
+        loops = config.n_loops if n_loops is None else n_loops
+        rule = _rule(exit, config, policy, loops)
+        rule.check(loops)
+        chosen = layout(kv if kv is not None else ("state-copied" if rule.reprojects else "ragged"))
+        if spare is None:
+            spare = width if policy == "refill" else 0
+        if coda_share is None:
+            coda_share = 1.0 if spare * 2 >= width else 0.5
+        outer = config.n_prelude + config.n_coda > 0
+        length = config.max_position_embeddings if max_len is None else max_len
+        core_bytes, outer_bytes = page_bytes(config, model.dtype.itemsize)
+        tokens = (width + spare) * length
+        if kv_pages is None:
+            per_token = chosen.reserve(loops) * core_bytes + outer_bytes
+            tokens = max(1, min(tokens, kv_bytes // per_token))
+            kv_pages = tokens * chosen.reserve(loops)
+        settings = SchedulerConfig(
+            n_loops=loops, width=width, core_pages=kv_pages, outer_pages=tokens if outer else 0, spare=spare,
+            policy=policy, kv=chosen, prefill_tokens=prefill_tokens, coda_share=coda_share, horizon=rule.horizon,
+            prefill=prefill, by_depth=by_depth, max_len=length,
+        )  # type: ignore[arg-type]  # SchedulerConfig checks the names
+        asked = None if policy == "full" or isinstance(rule, FullDepth) else rule
+        if not isinstance(tap, int) or tap < 0:
+            raise UserError(f"tap is {tap!r}", where="tap", remedy="give a whole number from 0")
+        return cls(settings, asked, asked if prefill == "ragged" else None, rule, record_gates, tap)
+
+    @property
+    def horizon(self) -> int:
+        """Of the rule."""
+        return self.scheduler.horizon
+
+    @property
+    def ragged_prefill(self) -> bool:
+        """Whether prompt tokens may leave early."""
+        return self.scheduler.prefill == "ragged"
+
+    @property
+    def replays(self) -> bool:
+        """Whether requests bring the depths that they leave at."""
+        return self.rule is not None and self.rule.needs_given
+
+    def checked(self, request: Request, name: str, vocab_size: int, has_tokenizer: bool) -> Request:
+        """The request under its name, or `UserError` where it cannot be served."""
+        request = dataclasses.replace(request, id=name)
+        settings, where = self.scheduler, f"request {name}"
+        request.check(vocab_size, settings.n_loops, settings.max_len)
+        if request.sampling.stop and not has_tokenizer:
+            what = "stop strings need a tokenizer"
+            raise UserError(what, where=where, remedy="give stop_tokens, or Engine(…, tokenizer=…)")
+        if self.replays and request.replay is None:
+            raise UserError("the engine replays exits and none are given", where=where, remedy="give replay=…")
+        if not self.replays and request.replay is not None:
+            what = "exits to replay are given to an engine that decides them"
+            raise UserError(what, where=where, remedy="use Engine(…, exit='replay')")
+        if request.prompt_replay is not None and not self.ragged_prefill:
+            what = "exits of prompt tokens are given and prefill is dense"
+            raise UserError(what, where=where, remedy="use Engine(…, prefill='ragged')")
+        return request
+
+    def describe(self, model: LoopedForCausalLM, runner: Runner) -> dict[str, Any]:
+        """What the record says of the engine."""
+        settings, config = self.scheduler, model.config
+        core_bytes, outer_bytes = page_bytes(config, model.dtype.itemsize)
+        own = {
+            field.name: getattr(settings, field.name) for field in dataclasses.fields(settings) if field.name != "kv"
+        }
+        return own | {
+            "exit": self.exit.spec(), "kv": settings.layout.name, "core_page_bytes": core_bytes,
+            "outer_page_bytes": outer_bytes, "dtype": str(model.dtype).removeprefix("torch."),
+            "device": str(runner.device), "tap": self.tap,
+        }  # fmt: skip
+
+
+def page_bytes(config: LoopedConfig, itemsize: int) -> tuple[int, int]:
+    """Bytes of a core page and of an outer page: keys and values of one token over the layers of each."""
+    layer = 2 * config.kv_heads * config.head_size * itemsize
+    return config.n_core * layer, (config.n_prelude + config.n_coda) * layer
+
+
+def end_tokens(model: LoopedForCausalLM) -> frozenset[int]:
+    """Ids that end a text, by the model's generation settings or its configuration."""
+    settings = getattr(model, "generation_config", None)
+    found = getattr(settings, "eos_token_id", None)
+    found = model.config.eos_token_id if found is None else found
+    return frozenset() if found is None else frozenset([found] if isinstance(found, int) else found)
+
+
+def _rule(exit: ExitRule | str | None, config: LoopedConfig, policy: str, n_loops: int) -> ExitRule:
+    rule = parse_rule(exit) if isinstance(exit, str) else exit
+    if rule is None:
+        gated = config.exit_gate and policy != "full"
+        return QExit(config.exit_q) if gated else FullDepth()
+    if policy == "full" and not isinstance(rule, FullDepth) and not (isinstance(rule, FixedDepth) and rule.depth == n_loops):
+        what = "policy full runs every loop and asks no exit rule"
+        raise UserError(what, where=f"exit rule {rule.name}", remedy="leave the rule out, or use policy refill")
+    return rule
