@@ -290,6 +290,7 @@ class Scheduler(SchedulerState):
         ):  # fmt: skip
             if (needed and given is None) or (given is not None and len(given) != len(tick.jobs)):
                 raise ValueError(f"{name} for {len(tick.jobs)} rows: {'none' if given is None else len(given)}")
+        chunk_exits = self._chunk_exits(tick, prompt_exits if ragged else None) if tick.chunks else []
         self._outstanding.popleft()
         self._committed = tick.number
         if self._fixed == tick.number:
@@ -301,7 +302,7 @@ class Scheduler(SchedulerState):
         if tick.stage == "recurrent":
             self._commit_recurrent(tick, leaves if tick.asks else None, out)
         elif tick.stage == "prefill":
-            self._commit_prefill(tick, prompt_exits if ragged else None)
+            self._commit_prefill(tick, chunk_exits)
         elif tick.stage == "coda":
             self._commit_coda(tick, finished, out)
         else:
@@ -341,21 +342,28 @@ class Scheduler(SchedulerState):
         counters["core_rows_recomputed"] += again
         counters["core_rows_decode"] += len(tick.jobs) - still - aborted - again
 
-    def _commit_prefill(self, tick: Tick, prompt_exits: Sequence[Sequence[int]] | None) -> None:
-        for i, (job, (start, stop)) in enumerate(zip(tick.jobs, tick.chunks, strict=True)):
-            if tick.replay:
-                exits = job.recorded(start, stop)
-            else:
-                exits = [self._n_loops] * (stop - start) if prompt_exits is None else list(prompt_exits[i])
-            if len(exits) != stop - start or min(exits) < 1 or max(exits) > self._n_loops:
-                raise ValueError(f"exits of {stop - start} prompt tokens within 1 to {self._n_loops}: {exits}")
+    def _chunk_exits(self, tick: Tick, prompt_exits: Sequence[Sequence[int]] | None) -> list[list[int]]:
+        exits = [list(one) for one in prompt_exits or ()]
+        if prompt_exits is None:
+            dense = self._n_loops
+            exits = [
+                job.recorded(start, stop) if tick.replay else [dense] * (stop - start)
+                for job, (start, stop) in zip(tick.jobs, tick.chunks, strict=True)
+            ]
+        for one, (start, stop) in zip(exits, tick.chunks, strict=True):
+            if len(one) != stop - start or min(one) < 1 or max(one) > self._n_loops:
+                raise ValueError(f"exits of {stop - start} prompt tokens, each within 1 to {self._n_loops}, are {one}")
+        return exits
+
+    def _commit_prefill(self, tick: Tick, exits: list[list[int]]) -> None:
+        for job, one in zip(tick.jobs, exits, strict=True):
             if job.aborted:
-                self.counters["core_rows_aborted"] += sum(exits)
+                self.counters["core_rows_aborted"] += sum(one)
                 continue
             if not tick.replay:
-                job.prompt_exits.extend(exits)
-            self.counters["core_rows_recomputed" if tick.replay else "core_rows_prefill"] += sum(exits)
-            self._admission.give(job, (stop - start) * self._reserve - sum(self._held[e] for e in exits))
+                job.prompt_exits.extend(one)
+            self.counters["core_rows_recomputed" if tick.replay else "core_rows_prefill"] += sum(one)
+            self._admission.give(job, len(one) * self._reserve - sum(self._held[e] for e in one))
 
     def _commit_coda(self, tick: Tick, finished: Sequence[bool] | None, out: Outcome) -> None:
         self.counters["rows_coda"] += len(tick.jobs)

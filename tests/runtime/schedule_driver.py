@@ -19,13 +19,15 @@ class Drive:
     Fields:
         exits: exit depth of each (job, position) by rule; drawn once, so that a second run decides the same.
         ahead: outstanding ticks at most.
-        check: whether everything is checked at every tick.
+        rng: draws nonsense answers where the answer is settled, and which ticks are checked.
+        check: share of the ticks after which everything is checked; counts are compared after each.
     """
 
     config: SchedulerConfig
     exits: dict[tuple[int, int], int]
     ahead: int = 1
-    check: bool = True
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    check: float = 1.0
     outstanding: deque[Tick] = field(default_factory=deque)
     ticks: list[Tick] = field(default_factory=list)
     ran: Counter[tuple[int, int]] = field(default_factory=Counter)  # loops run for (job, position), each time
@@ -34,14 +36,13 @@ class Drive:
     frozen: int = 0
     done: dict[int, Job] = field(default_factory=dict)
     finish: dict[int, int] = field(default_factory=dict)  # tokens after which a job stops by itself
-    oldest: tuple[float, int] | None = None
+    n_aborted: int = 0
+    since: int = 0  # ticks planned since the last coda
 
     def __post_init__(self) -> None:
-        config = self.config
-        self.scheduler = Scheduler(config)
-        self.pool = PagePool(
-            config.core_pages, config.outer_pages, config.n_slots, config.max_len or 64, config.n_loops, config.layout, 3
-        )
+        c = self.config
+        self.scheduler = Scheduler(c)
+        self.pool = PagePool(c.core_pages, c.outer_pages, c.n_slots, c.max_len or 64, c.n_loops, c.layout, seed=3)
 
     def exit(self, job: Job, position: int) -> int:
         return self.exits.setdefault((job.id, position), self.config.n_loops)
@@ -53,6 +54,7 @@ class Drive:
         assert known == (job is not None)
         if job is not None:
             self.done[id_] = job
+            self.n_aborted += 1
             if slot >= 0 and job.slot < 0:
                 self.pool.release(slot)
         self.verify()
@@ -77,7 +79,9 @@ class Drive:
         self.outstanding.append(tick)
         for job, slot in tick.preempted:
             self.pool.release(slot)
-            assert self.scheduler.jobs or job.aborted
+            if not self.n_aborted:  # somebody older goes on
+                assert min(j.priority for j in self.scheduler.jobs.values() if j.slot >= 0) < job.priority
+        self.order(tick)
         slots = [job.slot for job in tick.jobs]
         assert min(slots) >= 0 and max(slots) < config.n_slots
         if tick.stage == "prefill":
@@ -104,6 +108,35 @@ class Drive:
                 assert run or job.phase == "parked"
         self.verify()
 
+    def order(self, tick: Tick) -> None:
+        """The priorities of stages, and of rows in a recurrent tick; and progress: the coda comes in bounded time."""
+        scheduler, config = self.scheduler, self.config
+        slots = config.n_slots
+        longest = max((job.tokens for job in scheduler.jobs.values()), default=0)
+        self.since = 0 if tick.stage == "coda" else self.since + 1
+        assert self.since <= 2 * slots * (longest + config.n_loops + 2), "ticks without progress"
+        looping = sum(1 for _ in scheduler._looping.looping())
+        if config.policy == "refill":
+            decoding = scheduler.in_flight - len(scheduler._prefilling)
+            decoding -= sum(map(len, scheduler._ending.values()))
+            parked = len(scheduler._parked)
+            if tick.stage == "recurrent":  # some were parked by this very plan
+                parked -= sum(job.phase == "parked" for job in tick.jobs)
+            if tick.stage in ("coda", "recurrent") and scheduler._entering:
+                assert scheduler._admission.room() < 1, "the prelude comes first"
+            if tick.stage == "recurrent":
+                assert parked < config.least_coda(decoding), "the coda comes before"
+            if tick.stage == "coda" and len(tick.jobs) < config.least_coda(decoding):
+                assert not looping, "a coda too early"
+            if tick.stage == "recurrent" and not (config.by_depth or not config.layout.mixes_depths):
+                assert len(tick.jobs) == config.width or not scheduler._looping.ready, "a row left empty"
+                before = next((t for t in reversed(self.ticks[:-1]) if t.stage == "recurrent"), None)
+                if before is not None:
+                    went_on = [j for j in before.jobs if j._running]
+                    assert all(any(j is k for k in tick.jobs) for j in went_on), "a running row was put off"
+        elif tick.stage == "coda":
+            assert not any(j._running for j in scheduler._looping.rows) and not scheduler._parked, "two codas"
+
     def commit(self, tick: Tick) -> Outcome:
         scheduler, ahead = self.scheduler, self.config.horizon
         leaves = finished = prompt_exits = None
@@ -111,7 +144,7 @@ class Drive:
         if tick.stage == "recurrent":
             frozen = tick.frozen or [False] * len(tick.jobs)
             # nonsense where the answer is settled: it must not matter
-            leaves = [random.random() < 0.5 for _ in tick.jobs]
+            leaves = [self.rng.random() < 0.5 for _ in tick.jobs]
             for i, (job, d) in enumerate(zip(tick.jobs, tick.depths, strict=True)):
                 if frozen[i]:
                     self.frozen += 1
@@ -123,14 +156,17 @@ class Drive:
                     assert tick.asks and (job.id, job.position, c) not in self.asked, "decided anew"
                     self.asked.add((job.id, job.position, c))
                     leaves[i] = self.exit(job, job.position) <= c
-            if not tick.asks and random.random() < 0.5:
+            if not tick.asks and self.rng.random() < 0.5:
                 leaves = None
         if tick.stage == "prefill":
             rows = []
             for job, (start, stop) in zip(tick.jobs, tick.chunks, strict=True):
-                drawn = [self.exit(job, p) for p in range(start, stop)]
-                dense = self.config.prefill == "dense"
-                rows.append(job.recorded(start, stop) if tick.replay else [self.config.n_loops] * len(drawn) if dense else drawn)
+                exits = [self.exit(job, p) for p in range(start, stop)]
+                if tick.replay:
+                    exits = job.recorded(start, stop)
+                elif self.config.prefill == "dense":
+                    exits = [self.config.n_loops] * (stop - start)
+                rows.append(exits)
                 assert len(rows[-1]) == stop - start
                 self.prompt[job.id] += sum(rows[-1])
             prompt_exits = rows if self.config.prefill == "ragged" and not tick.replay else None
@@ -160,12 +196,14 @@ class Drive:
         return out
 
     def verify(self) -> None:
-        if not self.check:
-            return
         scheduler = self.scheduler
-        scheduler.check_integrity()
-        if not scheduler._preempted:  # else the pool hears of it with the next tick
+        agree = not scheduler._preempted  # else the pool hears of it with the next tick
+        if agree:
             assert (self.pool.free_core, self.pool.free_outer) == (scheduler.free_core, scheduler.free_outer)
+        if self.rng.random() >= self.check:
+            return
+        scheduler.check_integrity()
+        if agree:
             for job in scheduler.jobs.values():
                 if job.slot >= 0:
                     assert self.pool.pages_held(job.slot) == job.core_pages
@@ -174,6 +212,7 @@ class Drive:
     def finish_checks(self) -> None:
         """Oracle 5: after the last request the counted work adds up, and every page is free."""
         scheduler, config = self.scheduler, self.config
+        self.pool.check_integrity()
         c, u = scheduler.counters, config.n_loops
         assert scheduler.idle and not scheduler.in_flight and not scheduler.waiting
         assert (scheduler.free_core, scheduler.free_outer) == (config.core_pages, config.outer_pages)
