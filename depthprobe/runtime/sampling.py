@@ -1,0 +1,111 @@
+"""Next tokens from logits: greedy, temperature and top-p, each request with its own seed.
+
+The number a token is drawn with is a hash of the request's seed and the token's position, and every reduction runs
+within one row, so that a token depends neither on the width of the batch nor on its company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from depthprobe.halting import Purpose, uniforms
+
+#: columns whose probabilities are added up first when a draw is looked up
+_BLOCK = 256
+#: how many of the most probable tokens are tried as a nucleus before all are sorted
+_NUCLEUS = 1024
+
+Floats = Sequence[float] | NDArray[np.floating]
+Ints = Sequence[int] | NDArray[np.integer]
+
+
+class Sampled(NamedTuple):
+    """What was drawn, on the device of the logits.
+
+    Fields:
+        tokens: int64 `[n]`.
+        logprobs: float32 `[n]`, of the tokens in nats, under the model itself (temperature 1, nothing cut off).
+        top_ids, top_logprobs: int64 and float32 `[n, k]`, the k most probable tokens, likewise.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+
+@torch.inference_mode()
+def sample(
+    logits: Tensor, temperature: Floats, top_p: Floats, seed: Ints, position: Ints, *, top_logprobs: int = 0
+) -> Sampled:
+    """Draw the next token of each row.
+
+    Args:
+        logits: float `[n, V]`.
+        temperature: `[n]`; 0 takes the most probable token (the first of equals).
+        top_p: `[n]` in (0, 1]; only the fewest most probable tokens that have this mass together are drawn from, and
+            those equal to the last of them.
+        seed: `[n]`, of the requests.
+        position: `[n]`, index of the new token in its request.
+        top_logprobs: k.
+    """
+    hot = np.flatnonzero(np.asarray(temperature, dtype=np.float64) > 0.0)
+    tokens = logits.argmax(-1)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    if len(hot):
+        device = logits.device
+
+        def put(x: Floats | Ints, dtype: torch.dtype) -> Tensor:
+            return torch.as_tensor(np.asarray(x)[hot], dtype=dtype).to(device)
+
+        rows = torch.from_numpy(hot).to(device)
+        scaled = logits[rows].to(wide) / put(temperature, wide)[:, None]
+        p = scaled.softmax(-1)
+        mass = put(top_p, torch.float64)
+        cut = torch.from_numpy(np.flatnonzero(np.asarray(top_p, dtype=np.float64)[hot] < 1.0)).to(device)
+        if len(cut):
+            p[cut] = _nucleus(p[cut], mass[cut])
+        drawn = uniforms(put(seed, torch.int64), put(position, torch.int64), Purpose.TOKEN)
+        tokens[rows] = _lookup(p, drawn)
+    # without the whole of log_softmax: only few of its columns are wanted
+    normaliser = logits.to(wide).logsumexp(-1, keepdim=True)
+    logprobs = (logits.gather(-1, tokens[:, None]) - normaliser)[:, 0]
+    top = logits.topk(top_logprobs, -1)
+    return Sampled(tokens, logprobs.float(), top.indices, (top.values - normaliser).float())
+
+
+def _nucleus(p: Tensor, mass: Tensor) -> Tensor:
+    """p `[n, V]` with 0 outside the nucleus of `mass`, float64 `[n]`."""
+    best = p.topk(min(_NUCLEUS, p.shape[-1]), -1).values
+    if bool((best.sum(-1, dtype=torch.float64) < mass).any()):
+        best = p.sort(-1, descending=True).values
+    # the last token needed is the first at which the sum reaches the mass; by value, for equals come in any order
+    before = best.cumsum(-1, dtype=torch.float64) - best
+    last = (before < mass[:, None]).sum(-1, keepdim=True) - 1
+    return torch.where(p >= best.gather(-1, last), p, 0.0)
+
+
+def _lookup(p: Tensor, drawn: Tensor) -> Tensor:
+    """Where the sums of p `[n, V]` (not normalised) pass `drawn`, float64 `[n]` in (0, 1): int64 `[n]`."""
+    n, size = p.shape
+    blocks = F.pad(p, (0, -size % _BLOCK)).view(n, -1, _BLOCK)
+    rows = torch.arange(n, device=p.device)
+    sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    target = drawn * sums[:, -1]
+    block = _passed(sums, target)
+    rest = target - torch.where(block > 0, sums[rows, block - 1], 0.0)
+    within = blocks[rows, block].cumsum(-1, dtype=torch.float64)
+    return block * _BLOCK + _passed(within, rest)
+
+
+def _passed(sums: Tensor, target: Tensor) -> Tensor:
+    """First column of rising sums `[n, m]` above the target, never one that adds nothing."""
+    last = (sums < sums[:, -1:]).sum(-1)  # where rounding would put the target at the very end
+    return torch.minimum((sums <= target[:, None]).sum(-1), last)
