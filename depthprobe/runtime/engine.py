@@ -27,7 +27,7 @@ from depthprobe.runtime.pages import PagePool
 from depthprobe.runtime.record import Recorder
 from depthprobe.runtime.requests import Completion, Request, Sampling, TokenEvent
 from depthprobe.runtime.runner import Runner
-from depthprobe.runtime.sampling import sample, top_logprobs
+from depthprobe.runtime.sampling import sample
 from depthprobe.runtime.scheduler import Scheduler
 from depthprobe.runtime.tracing import Tracer
 
@@ -274,25 +274,25 @@ class Engine:
         lives = [self._live[job.id] for job in jobs]
         logits = self.runner.coda(slots, positions)
         asked = [live.request.sampling for live in lives]
-        tokens, logprobs = sample(
-            logits,
-            np.array([s.temperature for s in asked]), np.array([s.top_p for s in asked]),
-            np.array([s.seed for s in asked], dtype=np.int64), positions,
+        most = min(max((s.logprobs or 0 for s in asked), default=0), self._vocab)
+        drawn = sample(
+            logits, [s.temperature for s in asked], [s.top_p for s in asked], [s.seed for s in asked], positions + 1,
+            top_logprobs=most,
         )  # fmt: skip
-        most = max((s.logprobs or 0 for s in asked), default=0)
-        top = top_logprobs(logits, most) if most else None
+        tokens, logprobs = drawn.tokens.tolist(), drawn.logprobs.tolist()
+        best_ids, best = drawn.top_ids.tolist(), drawn.top_logprobs.tolist()
         exited = self.tracer.rows(tick, logits)
         events, finished = [], []
-        for row, (live, token, logprob) in enumerate(zip(lives, tokens.tolist(), logprobs.tolist(), strict=True)):
+        for row, (live, token, logprob) in enumerate(zip(lives, tokens, logprobs, strict=True)):
             text, reason = live.take(token, self._eos)
             depth = live.job.depth
             live.done.exit_depths.append(depth)
             event = TokenEvent(live.request.id, len(live.done.tokens) - 1, token, depth, text, finish_reason=reason)
             if live.done.logprobs is not None and live.done.top is not None:
-                best = () if top is None else tuple(top[row][: asked[row].logprobs or 0])
-                event.logprob, event.top = logprob, best
+                top = tuple(zip(best_ids[row], best[row], strict=True))[: asked[row].logprobs]
+                event.logprob, event.top = logprob, top
                 live.done.logprobs.append(logprob)
-                live.done.top.append(best)
+                live.done.top.append(top)
             event.record = self.tracer.token(live, event, exited, row, logprob)
             events.append(event)
             finished.append(reason is not None)

@@ -26,6 +26,8 @@ class ExitWatch:
 
     Attributes:
         lam, criterion: float32 `[entries, U]`, NaN where not (yet) known; empty without `record`.
+        met: bool `[entries, U]`, whether the criterion was met after each loop, least depths apart; likewise.
+        gated, decides: whether there is anything in `lam`, and in the other two.
     """
 
     def __init__(
@@ -58,12 +60,15 @@ class ExitWatch:
         trace = (entries, n_loops) if record else (0, 0)
         self.lam = torch.full(trace, torch.nan, device=device)
         self.criterion = torch.full(trace, torch.nan, device=device)
+        self.met = torch.zeros(trace, dtype=torch.bool, device=device)
+        self.gated = record and self._gated
+        self.decides = record and rule is not None and not rule.planned
 
     def start(self, entries: Tensor) -> None:
         """New tokens begin in these entries, int64 `[n]`."""
         for kept, value in (
             (self._survival, 0.0), (self._halting, 0.0), (self._mean, 0.0),
-            (self.lam, torch.nan), (self.criterion, torch.nan),
+            (self.lam, torch.nan), (self.criterion, torch.nan), (self.met, False),
         ):  # fmt: skip
             if kept is not None and kept.numel():
                 kept.index_fill_(0, entries, value)
@@ -121,9 +126,11 @@ class ExitWatch:
         )  # fmt: skip
         if rule is None:
             return signal, torch.zeros_like(depth, dtype=torch.bool)
-        if self.record and not rule.planned:
+        met = rule.met(signal)
+        if self.decides:
             self.criterion[write, depth - 1] = rule.criterion(signal).float()
-        return signal, rule(signal)
+            self.met[write, depth - 1] = met
+        return signal, met & rule.past_least(signal)
 
     def weigh(self, read: Tensor, write: Tensor, signal: LoopSignal, leaves: Tensor) -> Tensor:
         """The state each row goes on or leaves with: under ACT the weighted mean for rows that leave, bool `[n]`."""

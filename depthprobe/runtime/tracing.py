@@ -63,9 +63,9 @@ class Tracer:
         margins = (best[:, 0] - best[:, 1]).tolist()
         watch, runner = engine.runner.watch, engine.runner
         nothing: list[list[float] | None] = [None] * len(jobs)
-        gates = watch.lam[at].tolist() if watch.record and watch.gated else nothing
-        criteria = watch.criterion[at].tolist() if watch.record and watch.decides else nothing
-        met = watch.met[at].tolist() if watch.record and watch.decides else nothing
+        gates = watch.lam[at].tolist() if watch.gated else nothing
+        criteria = watch.criterion[at].tolist() if watch.decides else nothing
+        met = watch.met[at].tolist() if watch.decides else nothing
         taps = runner.tap_ids[at].tolist() if runner.tap else nothing
         rows = []
         for i, job in enumerate(jobs):
