@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: bytes of keys and values that an engine takes unless told otherwise
 KV_BYTES = 1 << 30
+#: names that other servers have for keeping the keys of shared prompts
+_NO_PREFIX_CACHE = ("prefix_caching", "enable_prefix_caching", "prefix_cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,13 @@ class EngineOptions:
         by_depth: bool = False,
         record_gates: bool = True,
         tap: int = 0,
+        **unknown: Any,
     ) -> EngineOptions:
-        """Raises `UserError` where options do not fit the model or each other."""
+        """Raises `UserError` where options do not fit the model or each other, or are not known."""
+        if unknown:
+            name = next(iter(unknown))
+            why = "every request computes its own prompt" if name in _NO_PREFIX_CACHE else "see EngineOptions"
+            raise UserError(f"the engine has no option {name}", where=name, remedy=f"leave it out: {why}")
         if not isinstance(model, LoopedForCausalLM):
             what = f"the runtime serves looped models, not a {type(model).__name__}"
             raise UserError(what, where="model", remedy="load one with depthprobe.load(…).module, or train one")
