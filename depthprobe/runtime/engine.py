@@ -65,9 +65,7 @@ class Engine:
         self.pool = PagePool(
             settings.core_pages, settings.outer_pages, settings.n_slots, settings.max_len, settings.n_loops, settings.layout
         )  # fmt: skip
-        self.runner = Runner(
-            model, self.pool, o.rule, o.prompt_rule, record=o.record_gates, tap=o.tap
-        )
+        self.runner = Runner(model, self.pool, o.rule, o.prompt_rule, record=o.record_gates, tap=o.tap)
         self.scheduler = Scheduler(settings)
         self._zero = clock()
         self._clock = clock
@@ -179,8 +177,8 @@ class Engine:
             try:
                 names.append(self.add(self.request(prompt, own)))
             except UserError as error:
-                ids = prompt.prompt if isinstance(prompt, Request) else ()
-                names.append(Completion("", tuple(ids), finish_reason="refused", error=str(error)))
+                ids = prompt.prompt if isinstance(prompt, Request) else () if isinstance(prompt, str) else tuple(prompt)
+                names.append(Completion("", ids, finish_reason="refused", error=str(error)))
         while any(isinstance(name, str) and name in self._ids for name in names):
             self.step()
         return [self._done.pop(name) if isinstance(name, str) else name for name in names]
@@ -208,8 +206,10 @@ class Engine:
             if self.tokenizer is None:
                 raise UserError("the prompt is text and there is no tokenizer", where="prompt",
                                 remedy="give token ids, or Engine(…, tokenizer=…)")  # fmt: skip
-            prompt = self.tokenizer(prompt)["input_ids"]  # type: ignore[operator]
-        return Request(tuple(prompt), sampling or Sampling())
+            ids: Sequence[int] = self.tokenizer(prompt)["input_ids"]  # type: ignore[operator]
+        else:
+            ids = prompt
+        return Request(tuple(ids), sampling or Sampling())
 
     def close(self) -> None:
         """Abort what is in flight, and bring the trace to the disk."""
@@ -240,7 +240,9 @@ class Engine:
             [job.slot for job in tick.jobs], tick.chunks, [live.tokens for live in lives], exits,
             [live.request.sampling.seed for live in lives],
         )  # fmt: skip
-        return self.scheduler.commit(tick, prompt_exits=left if self.options.ragged_prefill and not tick.replay else None), []
+        return self.scheduler.commit(
+            tick, prompt_exits=left if self.options.ragged_prefill and not tick.replay else None
+        ), []
 
     @staticmethod
     def _known_exits(live: Live, start: int, stop: int, replay: bool) -> list[int] | None:
@@ -329,4 +331,3 @@ def _slots(jobs: Sequence[Job]) -> np.ndarray:
 
 def _positions(jobs: Sequence[Job]) -> np.ndarray:
     return np.fromiter((job.position for job in jobs), dtype=np.int64, count=len(jobs))
-

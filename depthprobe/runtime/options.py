@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from depthprobe.errors import UserError
 from depthprobe.halting import ExitRule, FixedDepth, FullDepth, QExit, parse_rule
@@ -12,7 +12,7 @@ from depthprobe.models.configuration import LoopedConfig
 from depthprobe.models.modeling import LoopedForCausalLM
 from depthprobe.runtime.layouts import Layout, layout
 from depthprobe.runtime.requests import Request
-from depthprobe.runtime.settings import SchedulerConfig
+from depthprobe.runtime.settings import Policy, SchedulerConfig
 
 if TYPE_CHECKING:
     from depthprobe.runtime.runner import Runner
@@ -63,11 +63,11 @@ class EngineOptions:
         *,
         exit: ExitRule | str | None = None,
         kv: Layout | str | None = None,
-        policy: str = "refill",
+        policy: Policy = "refill",
         width: int = 64,
         spare: int | None = None,
         coda_share: float | None = None,
-        prefill: str = "dense",
+        prefill: Literal["dense", "ragged"] = "dense",
         prefill_tokens: int = 512,
         max_len: int | None = None,
         kv_pages: int | None = None,
@@ -107,7 +107,7 @@ class EngineOptions:
             n_loops=loops, width=width, core_pages=kv_pages, outer_pages=tokens if outer else 0, spare=spare,
             policy=policy, kv=chosen, prefill_tokens=prefill_tokens, coda_share=coda_share, horizon=rule.horizon,
             prefill=prefill, by_depth=by_depth, max_len=length,
-        )  # type: ignore[arg-type]  # SchedulerConfig checks the names
+        )  # fmt: skip
         asked = None if policy == "full" or isinstance(rule, FullDepth) else rule
         if not isinstance(tap, int) or tap < 0:
             raise UserError(f"tap is {tap!r}", where="tap", remedy="give a whole number from 0")
@@ -179,7 +179,11 @@ def _rule(exit: ExitRule | str | None, config: LoopedConfig, policy: str, n_loop
     if rule is None:
         gated = config.exit_gate and policy != "full"
         return QExit(config.exit_q) if gated else FullDepth()
-    if policy == "full" and not isinstance(rule, FullDepth) and not (isinstance(rule, FixedDepth) and rule.depth == n_loops):
+    if (
+        policy == "full"
+        and not isinstance(rule, FullDepth)
+        and not (isinstance(rule, FixedDepth) and rule.depth == n_loops)
+    ):
         what = "policy full runs every loop and asks no exit rule"
         raise UserError(what, where=f"exit rule {rule.name}", remedy="leave the rule out, or use policy refill")
     return rule

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from depthprobe.halting import ACT, Lookahead, LookaheadHead, QExit, parse_rule
-from depthprobe.models import LoopedConfig, LoopedForCausalLM
+from depthprobe.models import LoopedForCausalLM
 from depthprobe.runtime.engine import Engine
 from depthprobe.runtime.layouts import layout
 from depthprobe.runtime.requests import Completion, Request, Sampling

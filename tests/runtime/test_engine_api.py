@@ -39,7 +39,16 @@ class Letters:
 
 def test_what_cannot_be_served_is_refused_alone(model) -> None:
     engine = Engine(model, width=2, max_len=12, kv_pages=4 * 12)
-    prompts = [[1, 2, 3], [], [VOCABULARY], [-1], [1] * 12, [True], Request((1, 2), Sampling(max_new_tokens=9), replay=(1,)), [4]]
+    prompts = [
+        [1, 2, 3],
+        [],
+        [VOCABULARY],
+        [-1],
+        [1] * 12,
+        [True],
+        Request((1, 2), Sampling(max_new_tokens=9), replay=(1,)),
+        [4],
+    ]
     done = engine.generate(prompts[:6] + [prompts[7]], Sampling(max_new_tokens=4))
     assert [one.finish_reason for one in done] == ["length", *["refused"] * 5, "length"]
     for one, words in zip(done[1:6], ("empty", "token 17", "token -1", "need 15 places", "token True"), strict=True):
@@ -92,7 +101,9 @@ def test_full_depth_equals_generate() -> None:
         prompts = [[1, 2, 3, 4], [5, 6, 7, 8]]
         expected = served.generate(torch.tensor(prompts), max_new_tokens=6, do_sample=False)[:, 4:].tolist()
         for policy, kv in (("full", "depth-indexed"), ("refill", "ragged")):
-            done = Engine(served, exit="full", policy=policy, kv=kv, width=2).generate(prompts, Sampling(max_new_tokens=6))
+            done = Engine(served, exit="full", policy=policy, kv=kv, width=2).generate(
+                prompts, Sampling(max_new_tokens=6)
+            )
             assert [one.tokens for one in done] == expected
             assert all(depth == 4 for one in done for depth in one.exit_depths)
 
@@ -158,7 +169,9 @@ def test_stop_strings_end_a_request(model) -> None:
 
 
 def test_the_record_says_what_happened(model, tmp_path) -> None:
-    with Engine(model, exit="q:0.6,min=2", width=2, spare=1, record=tmp_path / "t", about={"model": "tiny"}, tap=2) as engine:
+    with Engine(
+        model, exit="q:0.6,min=2", width=2, spare=1, record=tmp_path / "t", about={"model": "tiny"}, tap=2
+    ) as engine:
         done = engine.generate([[1, 2, 3], [4], [5, 6]], Sampling(max_new_tokens=3))
         engine.add(Request((1, 2), id="cut"))
         engine.step()
