@@ -68,7 +68,8 @@ class Layout:
         """Raise `UserError` if tokens are to leave early (`early`) and this layout cannot serve that."""
         if early and not self.early:
             what = f"layout {self.name} has no early exits, its deeper pages would stay empty"
-            raise UserError(what, where="kv", remedy="use policy full with dense prefill, or another layout, e.g. ragged")
+            remedy = "use policy full with dense prefill, or another layout, e.g. ragged"
+            raise UserError(what, where="kv", remedy=remedy)
 
 
 LAYOUTS: dict[str, Layout] = {

@@ -49,7 +49,14 @@ class PagePool:
     """
 
     def __init__(
-        self, n_core: int, n_outer: int, n_slots: int, max_len: int, n_loops: int, layout: Layout, seed: int | None = None
+        self,
+        n_core: int,
+        n_outer: int,
+        n_slots: int,
+        max_len: int,
+        n_loops: int,
+        layout: Layout,
+        seed: int | None = None,
     ) -> None:
         self.n_core, self.n_outer, self.n_loops, self.layout = n_core, n_outer, n_loops, layout
         self.core = np.full((n_slots, n_loops, max_len), -1, np.int32)
@@ -183,7 +190,8 @@ class PagePool:
                 for d in range(1, self.n_loops + 1)
             ]
             pairs = set(zip(number, row, strict=True))
-            assert len(pairs) == len(set(number)) == len(set(row)), f"loops of token {position} of slot {slot} read {row}"
+            distinct = len(pairs) == len(set(number)) == len(set(row))
+            assert distinct, f"loops of token {position} of slot {slot} read {row}"
 
 
 class _Stack:

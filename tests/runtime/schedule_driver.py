@@ -36,15 +36,14 @@ class Drive:
     frozen: int = 0
     done: dict[int, Job] = field(default_factory=dict)
     finish: dict[int, int] = field(default_factory=dict)  # tokens after which a job stops by itself
+    left: dict[tuple[int, int], int] = field(default_factory=dict)  # depth of (job, position), as told by commits
     n_aborted: int = 0
     since: int = 0  # ticks planned since the last coda
 
     def __post_init__(self) -> None:
-        config = self.config
-        self.scheduler = Scheduler(config)
-        self.pool = PagePool(
-            config.core_pages, config.outer_pages, config.n_slots, config.max_len or 64, config.n_loops, config.layout, 3
-        )
+        c = self.config
+        self.scheduler = Scheduler(c)
+        self.pool = PagePool(c.core_pages, c.outer_pages, c.n_slots, c.max_len or 64, c.n_loops, c.layout, seed=3)
 
     def exit(self, job: Job, position: int) -> int:
         return self.exits.setdefault((job.id, position), self.config.n_loops)
@@ -119,13 +118,15 @@ class Drive:
         assert self.since <= 2 * slots * (longest + config.n_loops + 2), "ticks without progress"
         looping = sum(1 for _ in scheduler._looping.looping())
         if config.policy == "refill":
-            decoding = slots - scheduler._admission.free_slots.__len__() - len(scheduler._prefilling)
+            decoding = scheduler.in_flight - len(scheduler._prefilling)
             decoding -= sum(map(len, scheduler._ending.values()))
-            parked = len(scheduler._parked) - (sum(j.phase == "parked" for j in tick.jobs) if tick.stage == "recurrent" else 0)
+            parked = len(scheduler._parked)
+            if tick.stage == "recurrent":  # some were parked by this very plan
+                parked -= sum(job.phase == "parked" for job in tick.jobs)
             if tick.stage in ("coda", "recurrent") and scheduler._entering:
                 assert scheduler._admission.room() < 1, "the prelude comes first"
-            if tick.stage in ("prefill", "recurrent"):
-                assert parked < config.least_coda(decoding) or tick.stage == "prefill", "the coda comes before"
+            if tick.stage == "recurrent":
+                assert parked < config.least_coda(decoding), "the coda comes before"
             if tick.stage == "coda" and len(tick.jobs) < config.least_coda(decoding):
                 assert not looping, "a coda too early"
             if tick.stage == "recurrent" and not (config.by_depth or not config.layout.mixes_depths):
@@ -161,9 +162,12 @@ class Drive:
         if tick.stage == "prefill":
             rows = []
             for job, (start, stop) in zip(tick.jobs, tick.chunks, strict=True):
-                drawn = [self.exit(job, p) for p in range(start, stop)]
-                dense = self.config.prefill == "dense"
-                rows.append(job.recorded(start, stop) if tick.replay else [self.config.n_loops] * len(drawn) if dense else drawn)
+                exits = [self.exit(job, p) for p in range(start, stop)]
+                if tick.replay:
+                    exits = job.recorded(start, stop)
+                elif self.config.prefill == "dense":
+                    exits = [self.config.n_loops] * (stop - start)
+                rows.append(exits)
                 assert len(rows[-1]) == stop - start
                 self.prompt[job.id] += sum(rows[-1])
             prompt_exits = rows if self.config.prefill == "ragged" and not tick.replay else None
@@ -175,6 +179,7 @@ class Drive:
             for job, (start, stop), exits in zip(tick.jobs, tick.chunks, rows, strict=True):
                 if not job.aborted:
                     self.pool.leave([job.slot] * (stop - start), range(start, stop), exits)
+        self.left |= {(job.id, job.position): e for job, e in out.exited}
         if out.exited:
             plan = self.pool.leave(
                 [job.slot for job, _ in out.exited], [job.position for job, _ in out.exited], [e for _, e in out.exited]
@@ -185,6 +190,7 @@ class Drive:
             for job, position in zip(tick.jobs, positions, strict=True):
                 if not job.aborted:
                     assert len(job.exits) == position - job.prompt_len + 2
+                    assert self.left[job.id, position] == job.exits[-1], "told of no exit, or of another"
         for job in out.finished:
             self.done[job.id] = job
         for _, slot in out.freed:
