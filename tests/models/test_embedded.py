@@ -10,6 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from depthprobe.errors import UserError
+from depthprobe.halting import Lookahead, LookaheadHead, QExit
+from depthprobe.halting.head import FILE
 from depthprobe.models import LoopedConfig, LoopedForCausalLM, embedded_models, embedded_path
 
 
@@ -58,3 +60,6 @@ def test_every_model_of_the_package_loads() -> None:
         model = AutoModelForCausalLM.from_pretrained(path)
         assert isinstance(model, LoopedForCausalLM)
         assert len(AutoTokenizer.from_pretrained(path)) == model.config.vocab_size
+        head = LookaheadHead.load(path, model)  # refused unless it is of this gate and norm
+        assert (path / FILE).stat().st_size <= 2**16
+        assert model(torch.ones(1, 3, dtype=torch.long), exits=Lookahead(QExit(0.9), head)).exit_depths is not None
