@@ -31,7 +31,7 @@ def command(
             help="Exit rule: q:0.5, hazard:0.3, l2:0.05, kl:5e-4, confidence:0.9, fixed:3, full, "
             "act:0.01, ponder, random:.5/.5, lookahead:0.5; with ,min=2. Default: the model's q.",
         ),
-    ] = None,  # fmt: skip
+    ] = None,
     lookahead: Annotated[
         str | None, typer.Option("--lookahead", help="The head of a lookahead rule. Default: the one beside the model.")
     ] = None,
@@ -73,7 +73,8 @@ def command(
         name = Path(model).name or "model"
         out = Path("runs") / f"trace-{name}-{datetime.now():%Y%m%d-%H%M%S}"
     engine: dict[str, Any] = {
-        "kv": kv, "policy": policy, "prefill": prefill, "width": width, "spare": spare, "kv_pages": kv_pages, "tap": tap,
+        "kv": kv, "policy": policy, "prefill": prefill, "width": width, "spare": spare, "kv_pages": kv_pages,
+        "tap": tap,
     }  # fmt: skip
     _quiet_libraries()
     with _progress() as progress:
@@ -100,11 +101,13 @@ def _print(summary: dict[str, Any]) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=110)
-    head = f"{summary['tokens']} tokens of {summary['requests']} requests: {summary['exit']}, {summary['kv']} KV, {summary['policy']}"
+    how = f"{summary['exit']}, {summary['kv']} KV, {summary['policy']}"
+    head = f"{summary['tokens']} tokens of {summary['requests']} requests: {how}"
+    decoded = f"{summary['core_rows_decode']} ({_percent(summary['decode_share'])} of full depth)"
     table = Table(title=head, title_justify="left", show_header=False)
     for name, value in (
         ("mean exit, loops", f"{_n(summary['mean_exit'], 2)} of {summary['n_loops']}"),
-        ("executed core passes of decoded tokens", f"{summary['core_rows_decode']} ({_percent(summary['decode_share'])} of full depth)"),
+        ("executed core passes of decoded tokens", decoded),
         ("all executed passes, prefill included", _percent(summary["all_share"]) + " of full depth"),
         ("answers that are right", f"{_n(summary.get('accuracy'), 3)} of {summary.get('n_answers', 0)}"),
         ("tokens a second", _n(summary["tokens_per_s"], 1)),

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["Served", "trace"]
 
 #: options of `AnalyzeConfig` that say which questions are asked, and of which model
-QUESTIONS = ("model", "task", "data", "hops", "n", "split", "form", "template", "order", "distractors", "device", "dtype",
-             "revision", "seed", "bos", "chat", "skip_too_long")  # fmt: skip
+QUESTIONS = (
+    "model", "task", "data", "hops", "n", "split", "form", "template", "order", "distractors", "device", "dtype",
+    "revision", "seed", "bos", "chat", "skip_too_long",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ def trace(
 
     about = {
         "model": config.model, "model_fingerprint": opened.fingerprint(), "rate": rate, "seed": config.seed,
-        "task": None if prompts is not None else list(config.task), "prompts": None if prompts is None else str(prompts),
+        "task": None if prompts is not None else list(config.task),
+        "prompts": None if prompts is None else str(prompts),
     }  # fmt: skip
     tokenizer = opened.tokenizer
     with Engine(served, exit=rule, tokenizer=tokenizer, record=Path(out), about=about, **(engine or {})) as running:

@@ -63,7 +63,8 @@ class Engine:
         self._vocab, self._back = model.config.vocab_size, model.config.n_previous_tokens
         self._eos = end_tokens(model)
         self.pool = PagePool(
-            settings.core_pages, settings.outer_pages, settings.n_slots, settings.max_len, settings.n_loops, settings.layout
+            settings.core_pages, settings.outer_pages, settings.n_slots, settings.max_len, settings.n_loops,
+            settings.layout,
         )  # fmt: skip
         self.runner = Runner(model, self.pool, o.rule, o.prompt_rule, record=o.record_gates, tap=o.tap)
         self.scheduler = Scheduler(settings)

@@ -30,8 +30,8 @@ class EngineOptions:
     Options:
         exit: exit rule, or its text as in `halting.parse_rule`; None: the model's own Q-exit if it has a gate, else
             all loops.
-        kv: layout of keys and values: ragged, depth-indexed, last-exited, shared, first-then-shared, state-copied. None:
-            ragged, or what the rule needs.
+        kv: layout of keys and values: ragged, depth-indexed, last-exited, shared, first-then-shared, state-copied.
+            None: ragged, or what the rule needs.
         policy: refill, no-refill, lockstep, full.
         width: most rows of a batch.
         spare: further slots, for rows that wait for the coda; None: as many as `width` under refill, else none.

@@ -1,7 +1,7 @@
 """The engine over random models, arrivals, widths, budgets and aborts: each request as if it were served alone.
 
-Two oracles: the slow loop (tests/runtime/reference.py), which decides for itself, and the model's own forward over whole
-sequences on the exits that are on record. In float64 no decision is a tie.
+Two oracles: the slow loop (tests/runtime/reference.py), which decides for itself, and the model's own forward over
+whole sequences on the exits that are on record. In float64 no decision is a tie.
 """
 
 from __future__ import annotations
@@ -75,11 +75,12 @@ def serve(model: LoopedForCausalLM, asked: list[Request], rng: random.Random, ab
     for _ in range(10_000):
         while waiting and (rng.random() < 0.5 or not alive):
             alive.append(engine.add(waiting.pop(0)))
-        for event in engine.step():
-            if event.finish_reason is not None:
-                alive.remove(event.request)
+        for made in engine.step():
+            if made.finish_reason is not None:
+                alive.remove(made.request)
         if aborts and alive and rng.random() < 0.1:
-            assert engine.abort(gone := rng.choice(alive))
+            gone = rng.choice(alive)
+            assert engine.abort(gone)
             alive.remove(gone)
         engine.check_integrity()
         if not waiting and not alive and engine.scheduler.idle:

@@ -66,8 +66,9 @@ def test_what_cannot_be_served_is_refused_alone(model) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_new_tokens", 0), ("max_new_tokens", 1.5), ("temperature", -1.0), ("temperature", float("nan")), ("top_p", 0.0),
-     ("top_p", 1.1), ("seed", 2**64), ("stop", "text"), ("stop", ("",)), ("stop_tokens", ("a",)), ("logprobs", -1)],
+    [("max_new_tokens", 0), ("max_new_tokens", 1.5), ("temperature", -1.0), ("temperature", float("nan")),
+     ("top_p", 0.0), ("top_p", 1.1), ("seed", 2**64), ("stop", "text"), ("stop", ("",)), ("stop_tokens", ("a",)),
+     ("logprobs", -1)],
 )  # fmt: skip
 def test_impossible_sampling_names_the_field(field, value) -> None:
     with pytest.raises(UserError, match=field):
@@ -76,10 +77,12 @@ def test_impossible_sampling_names_the_field(field, value) -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"exit": "q:1.5"}, "q"), ({"exit": "nothing"}, "known"), ({"policy": "fast"}, "policy"), ({"kv": "flat"}, "ragged"),
-     ({"exit": "q:0.5", "policy": "full"}, "policy"), ({"kv": "depth-indexed"}, "depth-indexed"), ({"width": 0}, "width"),
-     ({"spare": -1}, "spare"), ({"prefill": "late"}, "prefill"), ({"exit": "act:0.1", "kv": "ragged"}, "state-copied"),
-     ({"exit": "fixed:5"}, "5"), ({"tap": -1}, "tap"), ({"kv_pages": 0}, "core_pages"), ({"coda_share": 2.0}, "coda_share")],
+    [({"exit": "q:1.5"}, "q"), ({"exit": "nothing"}, "known"), ({"policy": "fast"}, "policy"),
+     ({"kv": "flat"}, "ragged"), ({"exit": "q:0.5", "policy": "full"}, "policy"),
+     ({"kv": "depth-indexed"}, "depth-indexed"), ({"width": 0}, "width"), ({"spare": -1}, "spare"),
+     ({"prefill": "late"}, "prefill"), ({"exit": "act:0.1", "kv": "ragged"}, "state-copied"),
+     ({"exit": "fixed:5"}, "5"), ({"tap": -1}, "tap"), ({"kv_pages": 0}, "core_pages"),
+     ({"coda_share": 2.0}, "coda_share")],
 )  # fmt: skip
 def test_options_that_cannot_be_honoured_are_refused(model, options, words) -> None:
     with pytest.raises(UserError, match=words) as error:
