@@ -102,6 +102,10 @@ def command(
         str | None,
         typer.Option("--sites", help="Where to patch: resid_post (default), resid_pre, attn_out, mlp_out, loop_state."),
     ] = None,
+    patch_tokens: Annotated[
+        int | None,
+        typer.Option("--patch-tokens", help="Questions of each k that are also patched token by token; 0: none. 1."),
+    ] = None,
     max_memory: Annotated[
         str | None, typer.Option("--max-memory", help="What a sweep may take beyond the model. 1GiB.")
     ] = None,
@@ -140,6 +144,7 @@ def command(
         "probes": probes,
         "probe_items": probe_items,
         "sites": sites,
+        "patch_tokens": patch_tokens,
         "max_memory": max_memory,
         "out": out,
     }

@@ -40,6 +40,7 @@ class Plan:
         position: "role": all tokens of a role at once; "each": one at a time.
         directions, kinds: of `DIRECTIONS`, `PATCHES`.
         cuts: windows of layers in which attention from the last token is cut; empty: no knock-out.
+        tokens: what is patched at every token by itself, with the states of an item's first donor.
         engine, max_bytes: as `DepthModel.resume` takes them.
     """
 
@@ -51,6 +52,7 @@ class Plan:
     cuts: tuple[Patch, ...]
     engine: str = "auto"
     max_bytes: int = MAX_BYTES
+    tokens: tuple[Patch, ...] = ()
 
     @classmethod
     def of(
@@ -108,7 +110,7 @@ class Plan:
     @property
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Every coordinate that is patched, once."""
-        return tuple(dict.fromkeys(c for patch in self.patches for c in patch.coordinates))
+        return tuple(dict.fromkeys(c for patch in (*self.patches, *self.tokens) for c in patch.coordinates))
 
 
 @dataclass(slots=True)
@@ -142,12 +144,16 @@ def specs_of(
 ) -> list[Spec]:
     """The cells of one pair in one direction."""
     sets = single(dict(roles), plan.asked, plan.position == "each", length, where)
-    return [
+    specs = [
         Spec(source, kind, patch, role, position, tokens)
         for kind in plan.kinds
         for patch in plan.patches
         for role, position, tokens in sets
     ]
+    if source or not plan.tokens:  # of the first donor alone: tokens are many
+        return specs
+    alone = single(dict(roles), ROLES, True, length, where)
+    return specs + [Spec(0, "set", patch, *one) for patch in plan.tokens for one in alone]
 
 
 def cut_specs(plan: Plan, roles: Mapping[str, tuple[int, ...]]) -> list[Spec]:

@@ -43,16 +43,22 @@ class Work:
         model, plan: what is run.
         subjects: items with donors, one part each, and the ids of those without.
         means: of all subjects, for mean ablation.
+        by_token: items that are also patched at every token by itself, as `plan.tokens` says.
     """
 
     model: TappedModel
     plan: Plan
     subjects: Subjects
     means: Callable[[Subject], Means] | None = None
+    by_token: frozenset[str] = frozenset()
 
     @property
     def n_parts(self) -> int:
         return len(self.subjects.found)
+
+    def plan_of(self, subject: Subject) -> Plan:
+        """What is asked of one subject."""
+        return self.plan if subject.item.id in self.by_token else replace(self.plan, tokens=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,7 @@ def prepare_patching(
     *,
     n_stories: int | None = None,
     sites: Sequence[str] = ("resid_post",),
+    by_token: int = 0,
     max_bytes: int = MAX_BYTES,
     seed: int = 0,
     bos: str = "tokenizer",
@@ -99,6 +106,8 @@ def prepare_patching(
         sites: of `SITES`; every disjoint role is patched at each, with the donor's states. In a model with loops what
             its layers read is patched as well, in each and all later loops: a loop that reads the embedding again has
             the item's own word back, and this alone keeps it away.
+        by_token: the first so many items of each task and hop count are also patched at every token by itself, at the
+            first of the sites: what a map over one story's tokens is drawn from.
         remark: is called with a line about anything that is left out.
 
     Raises:
@@ -112,10 +121,20 @@ def prepare_patching(
     plan = Plan.of(opened, sites=sites, knockout=cut_window(opened), max_bytes=max_bytes)
     if opened.loop_ends and "resid_pre" in offered_sites(opened):
         plan = replace(plan, patches=plan.patches + Plan.of(opened, sites="resid_pre", span="later").patches)
+    if by_token:
+        plan = replace(plan, tokens=Plan.of(opened, sites=sites[0]).patches)
     if (why := cannot_cut(opened, found.found[0].target)) is not None:
         say(f"no attention knock-out: {why}")
         plan = replace(plan, cuts=())
-    return Work(opened, plan, found)
+    return Work(opened, plan, found, by_token=_first_items(found.found, by_token))
+
+
+def _first_items(found: Sequence[Subject], n: int) -> frozenset[str]:
+    """The first n items of each task and hop count."""
+    of: dict[tuple[str, int], list[str]] = {}
+    for subject in found:
+        of.setdefault((subject.item.task, subject.item.hops), []).append(subject.item.id)
+    return frozenset(item for items in of.values() for item in items[:n])
 
 
 def first_stories(targets: Sequence[Target], n_stories: int | None) -> list[Target]:
@@ -151,14 +170,15 @@ def patching_rows(work: Work, *, done: Collection[int] = ()) -> Iterator[tuple[i
     """(number of the part, its tables) for every part that is not in `done`."""
     for number, subject in enumerate(work.subjects.found):
         if number not in done:
-            frames = probe(work.model, work.plan, subject, work.means).frames
+            frames = probe(work.model, work.plan_of(subject), subject, work.means).frames
             yield number, {name: frames.get(name, tables.empty(name)) for name in TABLES}
 
 
 def part_cost(work: Work, number: int) -> Cost:
     """What a part takes, by `DepthModel.plan_resume`; runs that are made only if an answer needs them are left out."""
-    model, plan = work.model, work.plan
-    asked, _ = bases(model, plan, work.subjects.found[number])
+    subject = work.subjects.found[number]
+    model, plan = work.model, work.plan_of(subject)
+    asked, _ = bases(model, plan, subject)
     nothing = torch.zeros(1, dtype=model.dtype, device=model.device)
 
     def value(_spec: Spec, _coordinate: Coordinate, tokens: tuple[int, ...]) -> Tensor:
@@ -184,6 +204,7 @@ def describe(work: Work) -> dict[str, Any]:
     pairs = [pair for subject in work.subjects.found for pair in subject.pairs]
     return {
         "patched_items": work.n_parts,
+        "patched_by_token": len(work.by_token),
         "without_donor": len(work.subjects.without),
         "pairs": sum(not pair.control for pair in pairs),
         "controls": sum(pair.control for pair in pairs),

@@ -74,6 +74,8 @@ class AnalyzeConfig:
         probes: what is measured: the lens, always, and what stands beside it.
         probe_items: stories of each task that the probes beside the lens take, at every hop count.
         sites: where they are patched.
+        patch_tokens: items of each task and hop count that are also patched token by token, at the first site, for the
+            report's browser.
     """
 
     model: str = "follow-demo"
@@ -102,6 +104,7 @@ class AnalyzeConfig:
     probes: tuple[str, ...] = ("lens",)
     probe_items: int = 8
     sites: tuple[str, ...] = ("resid_post",)
+    patch_tokens: int = 1
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> AnalyzeConfig:
@@ -139,13 +142,17 @@ class AnalyzeConfig:
                 raise UserError(what, where="--split heldout", remedy=remedy)
             values.setdefault("split", "any")
         asked = values.get("probes", cls.probes)
-        if "sites" in values and "patching" not in asked:
-            remedy = "ask for --probes lens,patching, or leave it out"
-            raise UserError("--sites says nothing without the patching probe", remedy=remedy)
+        remedy = "ask for --probes lens,patching, or leave it out"
+        for name in ("sites", "patch_tokens"):
+            if name in values and "patching" not in asked:
+                raise UserError(f"--{name.replace('_', '-')} says nothing without the patching probe", remedy=remedy)
         if "probe_items" in values and asked == ("lens",):
-            remedy = "ask for --probes lens,patching, or leave it out"
             raise UserError("--probe-items says nothing without a probe beside the lens", remedy=remedy)
-        return cls(**values)
+        found = cls(**values)
+        if found.patch_tokens > found.probe_items:
+            what = f"--patch-tokens {found.patch_tokens} asks for more than the {found.probe_items} stories of the probes"
+            raise UserError(what, remedy=f"give --probe-items {found.patch_tokens} or more too")
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; what a run folder stores and compares."""
@@ -337,4 +344,5 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "probes": _several(NAMES, "lens"),
     "probe_items": _whole(1),
     "sites": _several(SITES),
+    "patch_tokens": _whole(0),
 }

@@ -68,8 +68,8 @@ def _patching(model: DepthModel, prepared: Prepared, config: AnalyzeConfig, max_
     from depthprobe import patching
 
     work = patching.prepare_patching(
-        model, prepared.targets, n_stories=config.probe_items, sites=config.sites, max_bytes=max_bytes,
-        seed=config.seed, bos=config.bos, chat=config.chat, remark=remark,
+        model, prepared.targets, n_stories=config.probe_items, sites=config.sites,
+        by_token=config.patch_tokens, max_bytes=max_bytes, seed=config.seed, bos=config.bos, chat=config.chat, remark=remark,
     )  # fmt: skip
 
     def cost(number: int) -> Cost:

@@ -55,13 +55,40 @@ def test_a_run_holds_the_tables_of_its_probes(whole: AnalyzeResult) -> None:
     assert {name.removesuffix(".parquet") for name in bytes_of(whole.folder)} >= CAUSAL
     patching = whole.table("patching")
     assert patching["item"].n_unique() == 2 and set(patching["span"]) == {"one", "later"}
-    assert set(patching["role"]) >= {"changed_word", "last"} and patching["position"].null_count() == patching.height
+    assert set(patching["role"]) >= {"changed_word", "last"}
     assert whole.table("knockout")["item"].n_unique() == 2
     assert whole.table("donors").height == patching.select("item", "donor_kind").n_unique()
-    assert whole.manifest["counts"]["patched_items"] == 2
+    assert whole.manifest["counts"]["patched_items"] == whole.manifest["counts"]["patched_by_token"] == 2
     (task,) = whole.summary["tasks"]
     assert "By patching" in task["headline"] and {row["quantity"] for row in task["windows"]} >= {"source_area"}
     assert not (whole.folder / "tables" / "patching").exists()  # its parts are joined
+
+
+def test_the_first_question_of_each_k_is_patched_token_by_token(tiny: Path, tmp_path: Path) -> None:
+    """At every token and every depth of the first site, in the run that `analyze` makes by itself."""
+    options = {**SMALL, "n": 3, "probe_items": 2, "sites": "resid_post,mlp_out"}
+    result = depthprobe.analyze(str(tiny), out=tmp_path / "run", **options)
+    patching = result.table("patching")
+    single = patching.filter(pl.col("position").is_not_null())
+    first = patching.group_by("hops", maintain_order=True).agg(pl.col("item").first())
+    assert single["item"].unique(maintain_order=True).to_list() == first["item"].to_list() and first.height == 2
+    assert patching["item"].n_unique() == 4
+    assert set(single["site"]) == {"resid_post"} and set(single["span"]) == {"one"} and not single["control"].any()
+    tokens = {row["item"]: row["tokens"] for row in result.table("donors").iter_rows(named=True)}
+    depths = patching.filter((pl.col("site") == "resid_post") & (pl.col("span") == "one"))["depth"].n_unique()
+    for (item,), rows in single.partition_by("item", as_dict=True).items():
+        assert rows.select("position", "depth").is_unique().all()
+        assert rows["position"].n_unique() == len(tokens[item]) and rows.height == len(tokens[item]) * depths
+        # a role of one token is that token
+        same = ["item", "donor_kind", "site", "span", "role", "depth"]
+        both = patching.filter((pl.col("role") == "last") & pl.col("position").is_null()).join(
+            rows.filter(pl.col("role") == "last"), on=same, suffix="_single"
+        )
+        assert both.height == depths
+        assert (both["ld_patched"] - both["ld_patched_single"]).abs().max() < 1e-4  # type: ignore[operator]
+    none = depthprobe.analyze(str(tiny), out=tmp_path / "none", **options, patch_tokens=0)
+    assert none.table("patching")["position"].null_count() == patching.height - single.height
+    assert none.table("windows").equals(result.table("windows"))
 
 
 class Killed(BaseException):
@@ -105,6 +132,8 @@ def test_a_run_without_the_probe_has_none_of_its_tables(tiny: Path, tmp_path: Pa
         ({"probes": "lens,magic"}, "there is no 'magic'"),
         ({"probes": ""}, "there is no ''"),
         ({"sites": "attn_out"}, "--sites says nothing without the patching probe"),
+        ({"patch_tokens": 2}, "--patch-tokens says nothing without the patching probe"),
+        ({"probes": "lens,patching", "probe_items": 2, "patch_tokens": 3}, "--patch-tokens 3 asks for more .* 2 stories"),
         ({"probe_items": 3}, "--probe-items says nothing without a probe beside the lens"),
         ({"probes": "lens,patching", "sites": "attention"}, "there is no 'attention'"),
         ({"probes": "lens,patching", "probe_items": 0}, "at least 1, got 0"),
