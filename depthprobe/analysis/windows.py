@@ -37,6 +37,9 @@ ENDS: dict[str, tuple[str, bool]] = {"source": ("changed_word", False), "destina
 #: How far an effect may go back before its curve is called not monotone.
 BACK = 0.1
 
+#: What the reason of a missing slope begins with where there are no pairs to have windows.
+NO_WINDOWS = "no windows"
+
 _ITEM = ("item", "story", "cluster", "task", "hops")
 _SWEEP = ("donor_kind", "control", "direction", "kind", "span", "site", "role", "depth")
 #: Columns of `windows` whose slope is reported, and what the slope is called.
@@ -177,7 +180,8 @@ def window_slopes_table(
         patching: all rows, from which clusters are known before any pair is left out.
 
     `*_crossed` is in steps of the axis, `*_crossed_relative` and `*_area` in shares of the depth, `*_crossed_loop` in
-    loops. A slope from too few clusters is refused, as in `slopes`; a censored window has an area and no crossing.
+    loops. A slope from too few clusters is refused, as in `slopes`; a censored window has an area and no crossing. Of a
+    task in which no pair is answered right on both stories `reason` says so, and of how many (`NO_WINDOWS`).
     """
     rows: list[dict[str, object]] = []
     for (task,), of_task in patching.select(_ITEM).unique().sort("task", "story", "hops", "item").partition_by(
@@ -185,6 +189,7 @@ def window_slopes_table(
     ).items():
         clusters = with_clusters(of_task).select("item", "whole")
         own = windows.filter(pl.col("task") == task)
+        nothing = _no_windows(patching.filter(pl.col("task") == task))
         for end in ENDS:
             pairs = own.filter((pl.col("end") == end) & (pl.col("site") == site_of(own, end)))
             shares = {
@@ -197,8 +202,19 @@ def window_slopes_table(
                     continue
                 kept = pairs.filter(pl.col(column).is_not_null()).join(clusters, on="item", how="left")
                 slope = paired_slope(kept.sort("story", "hops", "item"), column, seed, resamples)
+                if nothing is not None:
+                    slope["reason"] = nothing
                 rows.append({"task": task, "quantity": f"{end}_{name}"} | slope | shares)
     return tables.conform("window_slopes", rows)
+
+
+def _no_windows(patching: pl.DataFrame) -> str | None:
+    """Why a task has no windows, if no pair of its stories is answered right twice; None if one is."""
+    pairs = patching.filter(~pl.col("control")).group_by("item", "donor_kind", "hop").agg(pl.col("both_right").any())
+    if pairs["both_right"].any():
+        return None
+    of = f"{pairs.height} pair{'' if pairs.height == 1 else 's'}"
+    return f"{NO_WINDOWS}: the model answers none of {of} right on both stories"
 
 
 def patching_by_role_table(patching: pl.DataFrame, *, seed: int = 0, resamples: int = 2000) -> pl.DataFrame:

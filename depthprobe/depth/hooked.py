@@ -24,6 +24,8 @@ from depthprobe.models.masks import Mask
 
 #: (row, its tokens, [P, d] or None for a skip)
 _Row = tuple[int, list[int], Tensor | None]
+#: What can be done with a layer whose attention edges cannot be cut.
+_INSTEAD = "patch its residual (an Edit at resid_post), or skip the layer (an Edit there with value None)"
 
 
 @contextmanager
@@ -143,11 +145,11 @@ def _cut_hook(
     place = taps.get(layer._replace(site="attn_out"))
     if not ours and place is None:  # a recurrent layer, say, would take a mask and do nothing with it
         what = f"no attention is known there in {name} whose edges could be cut"
-        raise UserError(what, where=str(layer), remedy="patch its states instead")
+        raise UserError(what, where=str(layer), remedy=_INSTEAD)
     module = block if ours or place is None else model.get_submodule(place.path)
     if not ours and not _takes(module, "attention_mask"):
         what = f"the attention of {name} takes no mask, so its edges cannot be cut"
-        raise UserError(what, where=str(layer), remedy="patch its states instead")
+        raise UserError(what, where=str(layer), remedy=_INSTEAD)
     parameters = inspect.signature(module.forward)
     count = 0
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from depthprobe.depth import identity
+from depthprobe.depth.arguments import flag, whole
 from depthprobe.depth.capture import Capture, human_bytes
 from depthprobe.depth.coordinates import SITES, Coordinate, NamesFilter, point_name
 from depthprobe.depth.fingerprint import fingerprint
@@ -35,7 +36,15 @@ from depthprobe.depth.reading import (
     token_tensor,
     without_left_padding,
 )
-from depthprobe.depth.request import Caught, Request, check_stored, one_device, storage_dtype, wanted_points
+from depthprobe.depth.request import (
+    Caught,
+    Request,
+    check_stored,
+    one_device,
+    past_tokens,
+    storage_dtype,
+    wanted_points,
+)
 from depthprobe.depth.tail import Tail
 from depthprobe.errors import UserError
 
@@ -189,7 +198,8 @@ class DepthModel(ABC):
         device = self.device
         input_ids = token_tensor(input_ids, "input_ids").to(device)
         rows, length = input_ids.shape
-        past = 0 if cache is None else int(cache.get_seq_length())
+        past = past_tokens(cache)
+        logits, keep_cache = flag(logits, "logits"), flag(keep_cache, "keep_cache")
         if attention_mask is None:
             if past:
                 # of padding in the past a cache knows nothing
@@ -258,9 +268,11 @@ class DepthModel(ABC):
         """
         if isinstance(positions, str) and positions != "all":
             raise UserError(f"positions is '{positions}'", remedy='give "all", token indices, or how many')
-        each = length if isinstance(positions, str) else positions if isinstance(positions, int) else 1
-        if isinstance(positions, Tensor):
+        rows, length = whole(rows, "rows", 1), whole(length, "length", 1)
+        if isinstance(positions, Tensor) and positions.dim():
             each = positions.shape[1] if positions.dim() == 2 else 1
+        else:
+            each = 1 if positions is None else length if positions == "all" else whole(positions, "positions", 1)
         states = len(self._wanted(coordinates, names_filter)) * self.width * storage_dtype(dtype, self.dtype).itemsize
         head = self.vocab_size * self.dtype.itemsize if logits else 0
         gate = self.n_loops * torch.float32.itemsize if self.gate else 0

@@ -9,10 +9,11 @@ from html import escape
 import polars as pl
 
 from depthprobe.depth import DepthModel
+from depthprobe.depth.arguments import flag, memory, whole
 from depthprobe.depth.resume import MAX_BYTES
 from depthprobe.effective.table import effective_rows
 from depthprobe.errors import UserError
-from depthprobe.lens.table import prepare_items
+from depthprobe.lens.table import items_of, prepare_items
 from depthprobe.tasks.items import Item
 
 
@@ -72,7 +73,7 @@ def effective_depth(
         batch_size: prompts whose lens is read together; skips are batched within an item.
         spared: so many tokens at the front that are never skipped; see `effective_batch`.
         skip_too_long, bos, chat: as `lens.prepare_items` takes them.
-        max_bytes: memory for the changed forwards, beyond the model.
+        max_bytes: memory for the changed forwards, beyond the model; one runs at a time where no more fit.
 
     Raises:
         UserError: items that do not fit the model or each other; a model whose states cannot be changed; NaN.
@@ -80,7 +81,10 @@ def effective_depth(
     if not isinstance(model, DepthModel):
         remedy = "open it with depthprobe.load or depthprobe.wrap"
         raise UserError(f"a {type(model).__name__} has no depth axis", remedy=remedy)
-    listed = [items] if isinstance(items, Item) else list(items)
+    listed = items_of(items)
+    batch_size, spared = whole(batch_size, "batch_size", 1), whole(spared, "spared", 0)
+    skip_too_long, chat = flag(skip_too_long, "skip_too_long"), flag(chat, "chat")
+    max_bytes = memory(max_bytes)
     prepared = prepare_items(model, listed, skip_too_long=skip_too_long, bos=bos, chat=chat)
     batches = effective_rows(model, prepared.targets, batch_size, spared=spared, max_bytes=max_bytes)
     return EffectiveDepth(model.name, pl.concat([rows for _, rows in batches]), prepared.too_long)

@@ -100,11 +100,28 @@ def open_corpus(name: str, *, order: str | None = None, tasks: Sequence[str] = T
     files = _files(path)
 
     def texts(split: Split) -> Iterator[Document]:
-        for document in _read(files, path):
+        read = taken = 0
+        for read, document in enumerate(_read(files, path), 1):  # noqa: B007 (how many there are)
             if split == "all" or split == _side(document.group):
+                taken += 1
                 yield document
+        if not taken:
+            raise _too_little(name, read, split)
 
     return Corpus(name, None, texts)
+
+
+def _too_little(name: str, documents: int, split: Split) -> UserError:
+    """Of a text of which nothing is in a split."""
+    if not documents:
+        return UserError("there is no text in it", where=name, remedy="give .txt or .jsonl files that hold text")
+    has = f"the text is {documents} document{'s' if documents > 1 else ''}"
+    cut = f"documents are cut at blank lines, {_DOCUMENT} characters or more each (.jsonl: one a line)"
+    if split == "train":
+        what = f"{has}, of which none is left to train on: about one in five is held out"
+        return UserError(what, where=name, remedy=f"give more text; {cut}")
+    what = f"{has}, of which none is held out: about one in five is"
+    return UserError(what, where=name, remedy=f"give more text, or read all of it if no lens was trained on it; {cut}")
 
 
 def token_rows(

@@ -10,7 +10,7 @@ lacks and ends with the same table.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,26 +77,46 @@ def prepare_items(
         elif skip_too_long:
             too_long.append(target.item.id)
         else:
-            what = f"its {target.n_positions} tokens exceed the context of {model.name}, {limit} tokens"
-            raise UserError(
-                what, where=f"item {target.item.id}", remedy="shorten the story or pass --skip-too-long"
-            )
+            remedy = "shorten the story or pass --skip-too-long"
+            check_context(model, target.n_positions, f"item {target.item.id}", remedy)
     if not targets:
         what = f"all {len(too_long)} items exceed the context of {model.name}, {limit} tokens"
         raise UserError(what, remedy="give shorter stories")
     return Prepared(tuple(targets), _items_table(targets), tuple(too_long))
 
 
+def check_context(model: DepthModel, tokens: int, where: str, remedy: str = "shorten the story") -> None:
+    """Raises UserError for more tokens than the model was made for; `where`: whose they are."""
+    limit = model.context_length
+    if limit is not None and tokens > limit:
+        what = f"its {tokens} tokens exceed the context of {model.name}, {limit} tokens"
+        raise UserError(what, where=where, remedy=remedy)
+
+
+def items_of(given: Any) -> list[Item]:
+    """One item or several, as a list. Raises UserError for none, for what is no item, or for two of one id."""
+    remedy = "give those of depthprobe.tasks"
+    if given is None or isinstance(given, str | Mapping) or not isinstance(given, Item | Iterable):
+        what = "there are no items" if given is None else f"a {type(given).__name__} is no item"
+        raise UserError(what, remedy=remedy)
+    listed = [given] if isinstance(given, Item) else list(given)
+    if not listed:
+        raise UserError("there are no items", remedy="give at least one")
+    distinct(listed)
+    return listed
+
+
 def distinct(items: Sequence[Any]) -> None:
     """Raises UserError for something that is no item, or for two items of one id."""
-    seen: set[str] = set()
+    seen: dict[str, Item] = {}
     for item in items:
         if not isinstance(item, Item):
             what = f"a {type(item).__name__} is no item"
             raise UserError(what, remedy="give those of depthprobe.tasks")
         if item.id in seen:
-            raise UserError(f"two items have the id '{item.id}'", remedy="give each its own id")
-        seen.add(item.id)
+            remedy = "it is the same item: give it once" if item == seen[item.id] else "give each its own id"
+            raise UserError(f"two items have the id '{item.id}'", remedy=remedy)
+        seen[item.id] = item
 
 
 def n_batches(n_targets: int, batch_size: int) -> int:

@@ -11,14 +11,15 @@ import torch
 
 from depthprobe import tables
 from depthprobe.depth import Coordinate
-from depthprobe.depth.resume import MAX_BYTES
+from depthprobe.depth.arguments import listed, memory, names, one_of, whole
+from depthprobe.depth.resume import ENGINES, MAX_BYTES
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.errors import UserError
 from depthprobe.lens.targets import Target
 from depthprobe.patching.pairs import Pair, Subject
 from depthprobe.patching.roles import ROLES, roles_of, single
 from depthprobe.patching.rows import Side, cut_table, donor_table, item_keys, patch_rows
-from depthprobe.patching.sites import SPANS, Patch, places, together
+from depthprobe.patching.sites import SITES, SPANS, Patch, places, together
 from depthprobe.patching.sweep import Means, Source, Spec, footprint, sweep
 
 DIRECTIONS = ("donor_to_item", "item_to_donor")
@@ -27,6 +28,7 @@ POSITIONS = ("role", "each")
 
 #: Roles that are swept by default: all disjoint ones.
 DEFAULT_ROLES = ROLES[:-1]
+DEFAULT_SITES = ("resid_post",)
 #: Roles that the last token is cut from.
 CUT_ROLES = ("changed_word", "changed_fact", "other_facts", "question_names")
 
@@ -59,13 +61,13 @@ class Plan:
         cls,
         model: TappedModel,
         *,
-        sites: Sequence[str] | str = ("resid_post",),
-        positions: Sequence[str | int] | str | int = DEFAULT_ROLES,
+        sites: Sequence[str] | str | None = DEFAULT_SITES,
+        positions: Sequence[str | int] | str | int | None = DEFAULT_ROLES,
         position: str = "role",
-        directions: Sequence[str] | str = ("donor_to_item",),
-        kinds: Sequence[str] | str = ("set",),
-        at: Sequence[tuple[int, int]] | None = None,
-        span: Sequence[str] | str = "one",
+        directions: Sequence[str] | str | None = DIRECTIONS[:1],
+        kinds: Sequence[str] | str | None = PATCHES[:1],
+        at: Sequence[tuple[int, int]] | tuple[int, int] | None = None,
+        span: Sequence[str] | str | None = "one",
         window: int = 1,
         knockout: int | None = None,
         engine: str = "auto",
@@ -76,41 +78,43 @@ class Plan:
         Raises:
             UserError: anything that there is not, that the model lacks, or that says nothing.
         """
-        asked = (positions,) if isinstance(positions, str | int) else tuple(positions)
-        for one in asked:
-            if isinstance(one, str) and one not in ROLES:
-                remedy = f"one of {', '.join(ROLES)}, or a position"
-                raise UserError(f"there is no role '{one}'", where="positions", remedy=remedy)
-        found = []
-        for name, given, known in (
-            ("directions", directions, DIRECTIONS), ("kinds", kinds, PATCHES), ("span", span, SPANS),
-        ):  # fmt: skip
-            some = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
-            if not some or any(one not in known for one in some):
-                what = f"there is no '{next((one for one in some if one not in known), '')}'"
-                raise UserError(what, where=name, remedy=f"of {', '.join(known)}")
-            found.append(some)
-        if position not in POSITIONS:
-            raise UserError(f"there is no '{position}'", where="position", remedy=f"one of {', '.join(POSITIONS)}")
-        chosen = (sites,) if isinstance(sites, str) else tuple(dict.fromkeys(sites))
-        if not asked or not chosen:
-            what = "no positions" if not asked else "no sites"
-            raise UserError(f"{what} are asked for", remedy="name one, or leave it out")
-        if window != 1 and "window" not in found[2]:
+        asked = _positions(positions)
+        chosen = names(sites, "sites", SITES, DEFAULT_SITES, "site")
+        ways = names(directions, "directions", DIRECTIONS, DIRECTIONS[:1])
+        done = names(kinds, "kinds", PATCHES, PATCHES[:1])
+        spans = names(span, "span", SPANS, SPANS[:1])
+        one_of(position, "position", POSITIONS)
+        one_of(engine, "engine", ENGINES, "engine")
+        window, max_bytes = whole(window, "window", 1), memory(max_bytes)
+        if window != 1 and "window" not in spans:
             what = f"a window of {window} says nothing without span 'window'"
             raise UserError(what, where="window", remedy="ask for span 'window', or leave it out")
         along = [places(model, site, at) for site in chosen]
-        patches = [patch for one in along for how in found[2] for patch in together(model, one, how, window)]
+        patches = [patch for one in along for how in spans for patch in together(model, one, how, window)]
         cuts: tuple[Patch, ...] = ()
         if knockout is not None:
             layers = tuple(p for p in places(model, "resid_post") if p.coordinate.site == "resid_post")
-            cuts = together(model, layers, "window", knockout)
-        return cls(tuple(patches), asked, position, found[0], found[1], cuts, engine, max_bytes)
+            size = whole(knockout, "knockout", 1, remedy="give how many layers are cut together, or leave it out")
+            cuts = together(model, layers, "window", size, "knockout")
+        return cls(tuple(patches), asked, position, ways, done, cuts, engine, max_bytes)
 
     @property
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Every coordinate that is patched, once."""
         return tuple(dict.fromkeys(c for patch in (*self.patches, *self.tokens) for c in patch.coordinates))
+
+
+def _positions(given: Any) -> tuple[str | int, ...]:
+    """Roles and single positions, each once; None: the default."""
+    if given is None:
+        return DEFAULT_ROLES
+    remedy = f"one of {', '.join(ROLES)}, or a position"
+    return tuple(
+        dict.fromkeys(
+            one_of(one, "positions", ROLES, "role") if isinstance(one, str) else whole(one, "a position", remedy=remedy)
+            for one in listed(given, "positions", remedy)
+        )
+    )
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from depthprobe.depth import Cell, Coordinate, Cut, DepthModel
 from depthprobe.depth.resume import MAX_BYTES
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.errors import UserError
+from depthprobe.lens.table import check_context
 from depthprobe.lens.targets import Target
 from depthprobe.patching.means import RoleMeans
 from depthprobe.patching.pairs import Subject, Subjects, subjects
@@ -116,6 +117,7 @@ def prepare_patching(
     opened, say = tapped_model(model), remark or (lambda line: None)
     chosen = first_stories(targets, n_stories)
     found = subjects(opened.tokenizer, chosen, seed=seed, bos=bos, chat=chat)
+    fit_context(opened, found)
     if found.without:
         say(f"{len(found.without)} of {len(chosen)} items have no donor whose tokens fit, and are not patched")
     plan = Plan.of(opened, sites=sites, knockout=cut_window(opened), max_bytes=max_bytes)
@@ -124,7 +126,7 @@ def prepare_patching(
     if by_token:
         plan = replace(plan, tokens=Plan.of(opened, sites=sites[0]).patches)
     if (why := cannot_cut(opened, found.found[0].target)) is not None:
-        say(f"no attention knock-out: {why}")
+        say(f"no attention knock-out: {why}; for what its layers do see the patched residuals, or --probes effective")
         plan = replace(plan, cuts=())
     return Work(opened, plan, found, by_token=_first_items(found.found, by_token))
 
@@ -156,6 +158,19 @@ def cannot_cut(model: TappedModel, target: Target) -> str | None:
     except UserError as error:
         return error.what
     return None
+
+
+def fit_context(model: TappedModel, found: Subjects) -> None:
+    """Raises UserError, which names the item, for a story that is longer than the context with its answers."""
+    limit = model.context_length
+    for subject in found.found if limit is not None else ():
+        answers = {subject.item.answer, *(pair.against for pair in subject.pairs)}
+        for target, name in (
+            (subject.target, f"item {subject.item.id}"),
+            *((pair.target, f"donor {pair.donor.item.id} of item {subject.item.id}") for pair in subject.pairs),
+        ):
+            behind = [len(target.paths[target.words.index(word)]) - 1 for word in answers]
+            check_context(model, max(target.n_positions, len(target.prompt_ids) + max(behind)), name)
 
 
 def role_means(model: TappedModel, plan: Plan, found: Subjects) -> Callable[[Subject], Means] | None:

@@ -295,16 +295,24 @@ def _several(known: tuple[str, ...], first: str | None = None) -> Callable[[str,
     return read
 
 
+_UNITS = "give a number in KiB, MiB, GiB or TiB, or of bytes"
+
+
 def parse_bytes(text: str | int) -> int:
     """ "512M", "2GiB" or a number of bytes → bytes; K, M, G and T are powers of 1024.
 
     Raises:
         UserError: anything else, or less than 1 MiB.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), re.IGNORECASE)
-    found = 0 if match is None else int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
+    unit = None if match is None else re.fullmatch(r"([KMGT]?)(?:i?B)?", match[2], re.IGNORECASE)
+    if match is None or unit is None:
+        why = "" if match is None else f": there is no unit '{match[2]}' here"
+        raise UserError(f"'{text}' is no amount of memory{why}", remedy=f"{_UNITS}, e.g. --max-memory 2GiB")
+    found = int(float(match[1]) * 1024 ** " KMGT".index(unit[1].upper() or " "))
     if found < 1 << 20:
-        raise UserError(f"'{text}' is no amount of memory from 1 MiB on", remedy="e.g. --max-memory 2GiB")
+        what = f"'{text}' is no amount of memory for a sweep: it is less than 1 MiB"
+        raise UserError(what, remedy=f"{_UNITS}, e.g. --max-memory 2GiB")
     return found
 
 

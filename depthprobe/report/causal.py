@@ -97,7 +97,8 @@ def _windows(task: Task) -> Block | None:
     slopes = list(task.window_slopes.iter_rows(named=True))
     if not figures and not slopes:
         return None
-    rows = tuple(
+    nothing = panels.no_windows(task)
+    rows = () if nothing else tuple(
         (
             window_name(task, row["quantity"]),
             window_change(row),
@@ -119,7 +120,8 @@ def _windows(task: Task) -> Block | None:
         figures,
         table=Grid(head, rows, "window_slopes") if rows else None,
         table_title="Change per hop, paired by story" if rows else "",
-        after="Pairs whose effect never crosses ½ have no depth and are left out of the crossing, not of the area. "
+        after=nothing
+        or "Pairs whose effect never crosses ½ have no depth and are left out of the crossing, not of the area. "
         "Where many do not cross, or go up and down, a crossing says little and the area more. "
         f"A change from fewer than {MIN_CLUSTERS} clusters is not told.",
     )

@@ -8,6 +8,7 @@ from depthprobe.analysis import GROUPS, means_by_hops
 from depthprobe.report.causal import window_change, window_name
 from depthprobe.report.data import Run, Task
 from depthprobe.report.names import ROLES, known_first, role_name
+from depthprobe.report.panels import no_windows
 from depthprobe.report.text import missing
 
 __all__ = ["accuracy_markdown", "causal_markdown"]
@@ -38,7 +39,8 @@ def _windows(run: Run, task: Task) -> str:
     sites = task.windows["site"].unique().to_list()
     site = next((one for one in ("resid_post", "loop_state", "resid_pre") if one in sites), None)
     if site is None:
-        return ""
+        nothing = no_windows(task)
+        return f"**{run.manifest['config']['model']}, {task.name}**: {nothing}" if nothing else ""
     own = task.windows.filter(pl.col("site") == site)
     rows = [["hops", "end", "depth crossed", "95 %", "pairs", "never cross", "not monotone"], ["---:"] * 7]
     for end in ("source", "destination"):

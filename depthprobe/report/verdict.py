@@ -209,7 +209,7 @@ def _words(found: Sequence[Measure]) -> tuple[str, ...]:
         by: dict[str, list[str]] = {}
         for one in refused:
             by.setdefault(one.row["reason"] or "no reason is given", []).append(one.short)
-        said += [f"Not told, {reason}: {_listed(names)}." for reason, names in by.items()]
+        said += [_not_told(reason, names) for reason, names in by.items()]
     read = [one.short for one in found if one.how == READ]
     changed = [one.short for one in found if one.how != READ]
     if read and changed:
@@ -224,6 +224,12 @@ def _words(found: Sequence[Measure]) -> tuple[str, ...]:
     if n > 1:
         said.append(f"The {n} intervals are not corrected for their number.")
     return tuple(said)
+
+
+def _not_told(reason: str, names: Sequence[str]) -> str:
+    if ":" in reason:  # a reason with words of its own
+        return f"{reason[0].upper()}{reason[1:]}, so this is not told: {_listed(names)}."
+    return f"Not told, {reason}: {_listed(names)}."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -169,7 +169,28 @@ def test_the_sentence_says_how_sure() -> None:
     assert "no change with hops was measured of when" in said(noisy) and "includes 0" in said(noisy)
     assert "too few clusters (10 of 50): ask for more stories with --probe-items" in said(ladder(10, 0.8))
     wrong = ladder(3, 0.8).with_columns(both_right=pl.lit(False))
-    assert "answers no pair of stories right on both" in said(wrong)
+    assert said(wrong) == (
+        "Patching tells nothing of m's depth (no windows: the model answers none of 9 pairs right on both stories)."
+    )
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_task_without_windows_says_so_beside_one_that_has_them() -> None:
+    """No comparison with nothing, and no word of hop counts where the reason is another."""
+    right = ladder(60, 0.8)
+    wrong = ladder(4, 0.8).with_columns(both_right=pl.lit(False), task=pl.lit("follow"))
+    control = wrong.with_columns(control=pl.lit(True), both_right=pl.lit(True))
+    patching = pl.concat([right, wrong, control])
+    found = patching_tables({"patching": patching}, AXIS, resamples=50)["window_slopes"]
+    own = found.filter(pl.col("task") == "follow")
+    assert own.height == 6 and set(own["n_pairs"]) == {0} and own["slope"].null_count() == own.height
+    assert set(own["reason"]) == {"no windows: the model answers none of 12 pairs right on both stories"}
+    assert found.filter(pl.col("task") == right["task"][0])["reason"].null_count() == 8
+    alone = patching.filter(pl.col("item") == "0/1", pl.col("task") == "follow")
+    reasons = set(window_slopes_table(windows_table(alone, AXIS), alone)["reason"])
+    assert reasons == {"no windows: the model answers none of 1 pair right on both stories"}
+    flat = right.with_columns(effect=pl.lit(None, pl.Float32))  # right, and answers too near to have an effect
+    assert set(window_slopes_table(windows_table(flat, AXIS), flat)["reason"]) == {"no story has it at two hop counts"}
 
 
 def test_means_by_role_and_hops() -> None:

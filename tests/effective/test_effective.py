@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -232,6 +233,38 @@ def test_bad_settings(given: dict[str, Any], text: str) -> None:
     with pytest.raises(UserError, match=text) as caught:
         effective_batch(model, targets(model, made), **given)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"max_bytes": 0}, "max_bytes is 0: give a number of bytes"),
+        ({"max_bytes": -1}, "max_bytes is -1"),
+        ({"max_bytes": float("nan")}, "max_bytes is nan"),
+        ({"batch_size": 1.5}, "batch_size is 1.5"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"spared": True}, "spared is True"),
+        ({"spared": -1}, "spared is -1: give a whole number of at least 0"),
+        ({"skip_too_long": "no"}, "skip_too_long is 'no'"),
+        ({"chat": None}, "chat is None"),
+        ({"items": None}, "there are no items"),
+        ({"items": 3}, "a int is no item"),
+        ({"model": "follow-demo"}, "a str has no depth axis"),
+    ],
+)
+def test_odd_values_from_python(given: dict[str, Any], text: str) -> None:
+    made = items(hops=(1,))
+    call = {"model": opened("llama", made), "items": made} | given
+    with pytest.raises(UserError) as caught:
+        effective_depth(**call)
+    assert text in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    made = items(hops=(1,))
+    model = opened("llama", made)
+    odd = effective_depth(model, made[0], batch_size=np.int64(2), spared=np.int64(1), max_bytes=np.int64(1 << 28))
+    assert odd.frame.equals(effective_depth(model, made, batch_size=2, spared=1).frame)
 
 
 def test_bad_models_and_items() -> None:

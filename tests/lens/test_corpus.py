@@ -10,7 +10,7 @@ import pytest
 from tiny_models import depth_model, word_tokenizer
 
 from depthprobe.errors import UserError
-from depthprobe.lens.corpus import Document, open_corpus, token_rows
+from depthprobe.lens.corpus import Document, _side, open_corpus, token_rows
 from depthprobe.tasks.splits import split_of
 
 
@@ -68,6 +68,24 @@ def test_bad_texts(tmp_path: Path) -> None:
     assert "a.jsonl, line 2" in refusal(str(tmp_path / "a.jsonl"))
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\xff")
     assert "cannot be read" in refusal(str(tmp_path / "a.txt"))
+
+
+def test_a_text_too_small_to_split_is_told(tmp_path: Path) -> None:
+    """Whichever side its one document falls to; how texts are cut is said, for that is what is to be mended."""
+    found: dict[bool, Path] = {}
+    for number in range(40):
+        path = tmp_path / f"{number}.txt"
+        path.write_text("One line of text.\n")
+        found.setdefault(bool(_side(f"{path.name}:0") == "train"), path)
+    trains, tests = found[True], found[False]
+    assert len(list(open_corpus(str(trains)).documents("train"))) == 1
+    said = refusal(str(trains), "heldout")
+    assert "the text is 1 document, of which none is held out: about one in five is" in said
+    said = refusal(str(tests), "train")
+    assert "the text is 1 document, of which none is left to train on: about one in five is held out" in said
+    assert f"({tests}): give more text; documents are cut at blank lines, 1000 characters or more each" in said
+    (tmp_path / "empty.txt").write_text("\n\n")
+    assert "there is no text in it" in refusal(str(tmp_path / "empty.txt"), "all")
 
 
 def test_documents_become_rows() -> None:

@@ -59,7 +59,7 @@ def test_some_depths_alone() -> None:
         ({"span": "window", "window": 9}, "a window of 9 does not fit 4 places"),
         ({"window": 2}, "a window of 2 says nothing without span 'window'"),
         ({"kinds": "noise"}, "there is no 'noise'"),
-        ({"directions": ()}, "there is no ''"),
+        ({"directions": ()}, "no directions are asked for: name one"),
         ({"position": "some"}, "there is no 'some'"),
         ({"positions": "first"}, "there is no role 'first'"),
         ({"positions": ()}, "no positions are asked for"),

@@ -151,6 +151,11 @@ def test_options_that_fit() -> None:
     for wrong in ("much", "12", "-1G", "1GG"):
         with pytest.raises(UserError, match="no amount of memory"):
             parse_bytes(wrong)
+    for unit in ("EiB", "PB", "bits"):
+        with pytest.raises(UserError, match=f"there is no unit '{unit}' here: give a number in KiB, MiB, GiB or TiB"):
+            parse_bytes(f"1{unit}")
+    with pytest.raises(UserError, match="it is less than 1 MiB: give a number in KiB"):
+        parse_bytes("2")
 
 
 def test_memory_without_a_sweep_says_nothing(tiny: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from synthetic import layers_axis, looped_axis, write_run
 from synthetic_causal import CUTS, EFFECTS, SKIPS, add_causal
 
 from depthprobe import analysis, report
+from depthprobe.analysis.windows import patching_tables
 from depthprobe.errors import UserError
 from depthprobe.report import Figure, Task, read_run, render
 from depthprobe.report.causal import causal_blocks
@@ -203,6 +204,31 @@ def test_effects_that_are_not_told(small_run: Path, tmp_path: Path) -> None:
     run = read_run(folder)
     assert report.patching_map(run.tasks[0]) is None and report.windows_by_hops(run.tasks[0]) == ()
     render(run)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_task_without_windows_says_so(tmp_path: Path) -> None:
+    """Beside a task that has them: in the block, in the words on top, in Markdown."""
+    folder = add_causal(
+        write_run(tmp_path / "run", looped_axis(4), hops=(1, 2), n_stories=3, gate=False), names=(*EFFECTS, *CUTS),
+        n_positioned=0,
+    )  # fmt: skip
+    patching = _table(folder, "patching").with_columns(both_right=pl.col("task") == "follow")
+    knockout = _table(folder, "knockout")
+    for name, table in patching_tables({"patching": patching, "knockout": knockout}, _axis(folder)).items():
+        table.write_parquet(folder / "tables" / f"{name}.parquet")
+    run = read_run(folder)
+    n = patching.filter(pl.col("task") == "kinship", ~pl.col("control")).select("item", "donor_kind").n_unique()
+    why = f"No windows: the model answers none of {n} pairs right on both stories"
+    own, other = (
+        next(b for b in causal_blocks(run, run.task(name)) if b.title.startswith("When has the information moved"))
+        for name in ("kinship", "follow")
+    )
+    assert own.after == f"{why}." and own.table is None and not own.figures
+    assert other.table is not None and other.figures and "No windows" not in other.after
+    words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", render(run).split("<script")[0]))
+    assert f"{why}, so this is not told: the patching window&#39;s destination and the" in words
+    assert f"kinship**: {why}." in report.causal_markdown(run)
 
 
 def test_a_wide_map_leaves_out_the_rarer_options(tmp_path: Path) -> None:

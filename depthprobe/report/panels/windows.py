@@ -7,12 +7,13 @@ from typing import Any
 import polars as pl
 
 from depthprobe.analysis import means_by_hops
+from depthprobe.analysis.windows import NO_WINDOWS
 from depthprobe.report.data import Task
 from depthprobe.report.figures import Choice, Figure, Grid, Key, agrees, error_bar, hops_line_axis, layout, selected
 from depthprobe.report.names import SITES, known_first, site_name
 from depthprobe.report.text import missing, number, percent
 
-__all__ = ["WINDOW_ENDS", "windows_by_hops"]
+__all__ = ["WINDOW_ENDS", "no_windows", "windows_by_hops"]
 
 #: end -> its words, colour token, symbol, dash, and how far its marks stand beside their k: bars must be told apart
 WINDOW_ENDS = {
@@ -35,6 +36,13 @@ def windows_by_hops(task: Task) -> tuple[Figure, ...]:
     choice = Choice("site", "site", tuple((site, site_name(site)) for site in sites))
     told = _told(task, ends, sites)
     return (*(_depths(task, *kind, told, choice) for kind in _KINDS), _shares(task, told, choice))
+
+
+def no_windows(task: Task) -> str | None:
+    """A sentence for a task in which no pair of stories is answered right twice, so that nothing has a window."""
+    reasons = task.window_slopes["reason"].drop_nulls().to_list()
+    found = next((reason for reason in reasons if reason.startswith(NO_WINDOWS)), None)
+    return None if found is None or task.windows.height else f"{found[0].upper()}{found[1:]}."
 
 
 def _told(task: Task, ends: list[str], sites: list[str]) -> pl.DataFrame:
