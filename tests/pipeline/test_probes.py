@@ -10,12 +10,12 @@ import polars as pl
 import pytest
 
 import depthprobe
+from depthprobe import files
 from depthprobe.cli.main import main
 from depthprobe.errors import UserError
 from depthprobe.pipeline import AnalyzeConfig, AnalyzeResult, dry_run, parse_bytes, questions
 from depthprobe.pipeline.config import NAMES, SITES
 from depthprobe.pipeline.probes import PROBES
-from depthprobe.runs import files
 
 SMALL: dict[str, Any] = {
     "task": "kinship", "hops": "1-2", "n": 2, "batch_size": 4, "resamples": 100, "browse": 0,
