@@ -14,7 +14,7 @@ from depthprobe.files import as_user_error, atomic_write
 
 def test_a_failed_write_is_one_line_and_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     atomic_write(tmp_path / "below" / "a", b"old")
-    for code, told in ((errno.ENOSPC, "the disk is full .*: make room, then ask again"), (errno.EIO, "no page: .*: go")):
+    for code, told in ((errno.ENOSPC, "disk is full .*: make room, then ask again"), (errno.EIO, "no page: .*: go")):
 
         def fails(*_: object, code: int = code) -> None:
             raise OSError(code, os.strerror(code))

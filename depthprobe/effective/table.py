@@ -24,9 +24,10 @@ from depthprobe.depth.tapped import TappedModel
 from depthprobe.effective.contributions import Contribution, contributions
 from depthprobe.effective.later import later_changes
 from depthprobe.effective.parts import STATE_BYTES, Part, parts_of
-from depthprobe.effective.skips import TOP, Skipped, skip_effects
+from depthprobe.effective.skips import Skipped, skip_effects
 from depthprobe.errors import UserError
 from depthprobe.lens.reads import run_batch
+from depthprobe.lens.scores import TOP
 from depthprobe.lens.table import n_batches
 from depthprobe.lens.targets import Target
 from depthprobe.lens.vocabulary import read

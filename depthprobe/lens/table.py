@@ -23,13 +23,7 @@ from depthprobe import halting, tables
 from depthprobe.depth import DepthModel
 from depthprobe.errors import UserError
 from depthprobe.lens.reads import run_batch
-from depthprobe.lens.scores import (
-    CandidateIndex,
-    CandidateScores,
-    VocabularyScores,
-    answer_logprobs,
-    score_depth,
-)
+from depthprobe.lens.scores import Scores, log_targets, score
 from depthprobe.lens.targets import Target, resolve
 from depthprobe.lens.tuned import TunedLens
 from depthprobe.lens.words import Words
@@ -134,30 +128,28 @@ def lens_batch(model: DepthModel, targets: Sequence[Target], tuned: TunedLens | 
     if tuned is not None:  # the last depth stays the model's own, whose readout was compared with its logits
         last = model.axis[-1]
         reads = replace(reads, root=tuned.capture(reads.root, last), states=tuned.translated(reads.states, last))
-    names = [target.item.id for target in targets]
-    index = CandidateIndex(targets, reads, model.device)
-    first = torch.tensor([target.answer_ids[0] for target in targets], device=model.device)
-    last = model.axis[-1]
-    final = model.readout(reads.root.states[last], last).log_softmax(-1)
-    depths = [score_depth(model, coordinate, reads, index, first, final, names) for coordinate in model.axis]
-    whole = answer_logprobs(model, targets, reads, final)
-    return _lens_table(model, targets, depths, whole, reads.root.gate_lambda, "plain" if tuned is None else "tuned")
+    scores = score(model, targets, reads)
+    return _lens_table(model, targets, scores, reads.root.gate_lambda, "plain" if tuned is None else "tuned")
 
 
 def _lens_table(
     model: DepthModel,
     targets: Sequence[Target],
-    depths: list[tuple[VocabularyScores, CandidateScores]],
-    whole: list[float],
+    scores: Scores,
     gate_lambda: Tensor | None,
     lens: str,
 ) -> pl.DataFrame:
     """Columns of [items × depths], items outermost."""
     n_items, n_depths = len(targets), len(model.axis)
 
-    def stacked(part: int, name: str) -> np.ndarray[Any, Any]:
-        """[items, depths, …] of one score."""
-        return torch.stack([getattr(scores[part], name) for scores in depths], dim=1).cpu().numpy()
+    def said(values: Tensor | None) -> np.ndarray[Any, Any]:
+        """[items · depths, …]"""
+        assert values is not None
+        return values.flatten(0, 1).cpu().numpy()
+
+    def among(name: str) -> np.ndarray[Any, Any]:
+        """[items · depths] of a score over the candidates."""
+        return torch.stack([getattr(of_depth, name) for of_depth in scores.candidates], dim=1).cpu().numpy().ravel()
 
     def by_item(values: Sequence[object]) -> list[object]:
         return [value for value in values for _ in range(n_depths)]
@@ -165,10 +157,11 @@ def _lens_table(
     def by_depth(values: Sequence[object]) -> list[object]:
         return list(values) * n_items
 
-    top_ids = stacked(0, "top_ids")  # [items, depths, 5]
+    found = scores.said
+    top_ids = found.top_ids.cpu().numpy()  # [items, depths, 5]
     words = Words(model.tokenizer)
     top_words = [[words(token) for token in row] for row in top_ids.reshape(-1, top_ids.shape[-1]).tolist()]
-    logprob = stacked(0, "target_logprob")
+    logprob = said(log_targets(found)[..., 0])
     last = [depth == n_depths - 1 for depth in range(n_depths)]
     gate_l, gate_c = _gate_columns(model, gate_lambda, n_items)
     columns: dict[str, Any] = {
@@ -182,23 +175,23 @@ def _lens_table(
         "layer": by_depth([c.layer for c in model.axis]),
         "site": by_depth([c.site for c in model.axis]),
         "lens": [lens] * (n_items * n_depths),
-        "target_logit": stacked(0, "target_logit").ravel(),
-        "target_logprob": logprob.ravel(),
-        "target_prob": np.exp(logprob).ravel(),
-        "target_rank": stacked(0, "target_rank").ravel(),
-        "p_plausible": stacked(1, "p_plausible").ravel(),
-        "p_candidates": stacked(1, "p_candidates").ravel(),
-        "candidate_prob": stacked(1, "candidate_prob").ravel(),
-        "candidate_correct": stacked(1, "correct").ravel(),
-        "candidate_plausible": stacked(1, "plausible").ravel(),
-        "answer_logprob": [value if end else None for value in whole for end in last],
+        "target_logit": said(found.target_logit)[:, 0],
+        "target_logprob": logprob,
+        "target_prob": np.exp(logprob),
+        "target_rank": said(found.target_rank)[:, 0],
+        "p_plausible": among("p_plausible"),
+        "p_candidates": among("p_candidates"),
+        "candidate_prob": among("candidate_prob"),
+        "candidate_correct": among("correct"),
+        "candidate_plausible": among("plausible"),
+        "answer_logprob": [value if end else None for value in scores.answers for end in last],
         "top1_id": top_ids[..., 0].ravel(),
         "top1": [row[0] for row in top_words],
         "equals_final": (top_ids[..., 0] == top_ids[:, -1:, 0]).ravel(),
-        "entropy": stacked(0, "entropy").ravel(),
-        "kl_final": stacked(0, "kl_final").ravel(),
+        "entropy": said(found.entropy),
+        "kl_final": said(found.kl_final),
         "top5": top_words,
-        "top5_probs": stacked(0, "top_probs").reshape(n_items * n_depths, -1).tolist(),
+        "top5_probs": said(found.top_logprobs.exp()).tolist(),
         "is_loop_end": by_depth([c in model.loop_ends for c in model.axis]),
         "gate_lambda": gate_l,
         "gate_cdf": gate_c,
