@@ -19,9 +19,10 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from depthprobe import halting, tables
+from depthprobe import tables
 from depthprobe.depth import DepthModel
 from depthprobe.errors import UserError
+from depthprobe.lens.gate import gate_columns
 from depthprobe.lens.reads import run_batch
 from depthprobe.lens.scores import Scores, log_targets, score
 from depthprobe.lens.targets import Target, resolve
@@ -163,7 +164,7 @@ def _lens_table(
     top_words = [[words(token) for token in row] for row in top_ids.reshape(-1, top_ids.shape[-1]).tolist()]
     logprob = said(log_targets(found)[..., 0])
     last = [depth == n_depths - 1 for depth in range(n_depths)]
-    gate_l, gate_c = _gate_columns(model, gate_lambda, n_items)
+    gate_l, gate_c = gate_columns(gate_lambda, model.loop_ends, model.axis, np.arange(n_items))
     columns: dict[str, Any] = {
         "item": by_item([target.item.id for target in targets]),
         "story": by_item([target.item.story_id for target in targets]),
@@ -197,24 +198,6 @@ def _lens_table(
         "gate_cdf": gate_c,
     }
     return tables.conform("lens", columns)
-
-
-def _gate_columns(
-    model: DepthModel, gate_lambda: Tensor | None, n_items: int
-) -> tuple[list[float | None], list[float | None]]:
-    """λ and CDF in the rows of loop ends, null elsewhere. gate_lambda: [items, R] or None."""
-    empty: list[float | None] = [None] * (n_items * len(model.axis))
-    if gate_lambda is None:
-        return empty, list(empty)
-    loop = {coordinate: number for number, coordinate in enumerate(model.loop_ends)}
-    lambdas = gate_lambda.float().cpu()
-    cdf = halting.cdf(halting.stopping_distribution(lambdas)).tolist()
-    rows = lambdas.tolist()
-    at = [loop.get(coordinate) for coordinate in model.axis]
-    return (
-        [None if r is None else row[r] for row in rows for r in at],
-        [None if r is None else row[r] for row in cdf for r in at],
-    )
 
 
 def _items_table(targets: Sequence[Target]) -> pl.DataFrame:

@@ -20,9 +20,10 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from depthprobe import halting, tables
+from depthprobe import tables
 from depthprobe.depth import Capture, Coordinate, DepthModel, continue_cache
 from depthprobe.errors import UserError
+from depthprobe.lens.gate import gate_columns
 from depthprobe.lens.reads import check_logits, pad_id, padded, split_stories
 from depthprobe.lens.targets import Target
 from depthprobe.lens.tuned import TunedLens
@@ -241,7 +242,7 @@ def _frame(
             "token_id": ids,
         }
     )[by_token]
-    gate_lambda, gate_cdf = _gate(model, ran.gate_lambda, places, coordinates)
+    gate_lambda, gate_cdf = gate_columns(ran.gate_lambda, model.loop_ends, coordinates, places)
     top = words.column(top_ids)
     flat = top_probs.reshape(-1, top_probs.shape[-1])
     columns = tokens.with_columns(
@@ -257,20 +258,3 @@ def _frame(
         gate_cdf.alias("gate_cdf"),
     )
     return tables.conform("tokens", columns)
-
-
-def _gate(
-    model: DepthModel, gate_lambda: Tensor | None, places: np.ndarray[Any, Any], coordinates: Sequence[Coordinate]
-) -> tuple[pl.Series, pl.Series]:
-    """λ and CDF of all tokens and depths, null where no loop ends. gate_lambda: [N, R] or None."""
-    size = len(places) * len(coordinates)
-    if gate_lambda is None:
-        nothing = pl.Series([None] * size, dtype=pl.Float32)
-        return nothing, nothing
-    at = [model.loop_ends.index(c) if c in model.loop_ends else -1 for c in coordinates]
-    lambdas = gate_lambda.float().cpu()
-    left = halting.cdf(halting.stopping_distribution(lambdas))
-    none = torch.full((len(lambdas), 1), torch.nan)
-    columns = [torch.cat([values, none], dim=1)[:, at].numpy()[places].ravel() for values in (lambdas, left)]
-    found = [pl.Series(column, dtype=pl.Float32).fill_nan(None) for column in columns]
-    return found[0], found[1]
