@@ -86,7 +86,8 @@ def command(
         typer.Option("--browse", help="Questions to read token by token; 0: none. Default: as many as are cheap."),
     ] = None,
     lens: Annotated[
-        str | None, typer.Option("--lens", help="plain (the default), norm and head alone; or tuned, with --tuned.")
+        str | None,
+        typer.Option("--lens", help="plain (the default), norm and head alone; tuned, with --tuned; coda."),
     ] = None,
     tuned: Annotated[
         str | None, typer.Option("--tuned", help="A tuned lens: a file of `depthprobe lens train`.")
@@ -101,6 +102,10 @@ def command(
     sites: Annotated[
         str | None,
         typer.Option("--sites", help="Where to patch: resid_post (default), resid_pre, attn_out, mlp_out, loop_state."),
+    ] = None,
+    spare_first: Annotated[
+        int | None,
+        typer.Option("--spare-first", help="First tokens that layers are never skipped for. 1; of looped models 0."),
     ] = None,
     max_memory: Annotated[
         str | None, typer.Option("--max-memory", help="What a sweep may take beyond the model. 1GiB.")
@@ -140,6 +145,7 @@ def command(
         "probes": probes,
         "probe_items": probe_items,
         "sites": sites,
+        "spare_first": spare_first,
         "max_memory": max_memory,
         "out": out,
     }

@@ -5,13 +5,13 @@ In float32, by tiles (`lens.vocabulary`); nothing of size (depths × items × vo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from depthprobe.depth import DepthModel
+from depthprobe.depth import Coordinate, DepthModel
 from depthprobe.lens.reads import Reads
 from depthprobe.lens.targets import Target
 from depthprobe.lens.vocabulary import Said, read
@@ -147,8 +147,13 @@ class Scores:
     answers: list[float]
 
 
-def score(model: DepthModel, targets: Sequence[Target], reads: Reads) -> Scores:
+def score(
+    model: DepthModel, targets: Sequence[Target], reads: Reads, places: Mapping[Coordinate, Coordinate] | None = None
+) -> Scores:
     """Scores of a batch at every depth of the axis.
+
+    Args:
+        places: depth → the depth as which its state is read, where that is another.
 
     Raises:
         UserError: a readout is not finite (overflow in half precision); names item and depth.
@@ -156,14 +161,19 @@ def score(model: DepthModel, targets: Sequence[Target], reads: Reads) -> Scores:
     index = CandidateIndex(targets, reads, model.device)
     asked = Asked.of(targets, reads, index)
     batch, owners = len(targets), [targets[number].item.id for number, _ in reads.after]
+    as_read = places or {}
+
+    def depths(states: Mapping[Coordinate, Tensor]) -> list[tuple[Coordinate, Tensor]]:
+        return [(as_read.get(c, c), states[c]) for c in model.axis]
+
     root = read(
-        model, list(reads.root.states.items()), top_k=TOP, targets=asked.tokens[:batch], ranked=1,
+        model, depths(reads.root.states), top_k=TOP, targets=asked.tokens[:batch], ranked=1,
         name=lambda row: f"item {targets[row].item.id}",
     )  # fmt: skip
     pieces = [log_targets(root)]
     if owners:
         later = read(
-            model, list(reads.states.items()), top_k=1, targets=asked.tokens[batch:], ranked=0, full=False,
+            model, depths(reads.states), top_k=1, targets=asked.tokens[batch:], ranked=0, full=False,
             name=lambda row: f"item {owners[row]}",
         )  # fmt: skip
         pieces.append(log_targets(later))

@@ -22,6 +22,7 @@ from torch import Tensor
 from depthprobe import tables
 from depthprobe.depth import DepthModel
 from depthprobe.errors import UserError
+from depthprobe.lens.coda import coda_places, coda_reads
 from depthprobe.lens.gate import gate_columns
 from depthprobe.lens.reads import run_batch
 from depthprobe.lens.scores import Scores, log_targets, score
@@ -106,31 +107,38 @@ def lens_rows(
     *,
     done: Collection[int] = (),
     tuned: TunedLens | None = None,
+    coda: bool = False,
 ) -> Iterator[tuple[int, pl.DataFrame]]:
-    """(number of the batch, its lens rows) for every batch that is not in `done`; read by `tuned` if it is given."""
+    """(number of the batch, its lens rows) for every batch that is not in `done`; lenses as in `lens_batch`."""
     if batch_size < 1:
         raise UserError(f"batch size {batch_size} is not positive", remedy="give at least 1")
     for number in range(n_batches(len(targets), batch_size)):
         if number not in done:
-            yield number, lens_batch(model, targets[number * batch_size : (number + 1) * batch_size], tuned)
+            yield number, lens_batch(model, targets[number * batch_size : (number + 1) * batch_size], tuned, coda)
 
 
 @torch.inference_mode()
-def lens_batch(model: DepthModel, targets: Sequence[Target], tuned: TunedLens | None = None) -> pl.DataFrame:
+def lens_batch(
+    model: DepthModel, targets: Sequence[Target], tuned: TunedLens | None = None, coda: bool = False
+) -> pl.DataFrame:
     """The lens rows of one batch: items in order, and for each the depths in order.
 
     Args:
         tuned: a tuned lens that was checked against the model (`as_lens`); None: the plain lens.
+        coda: read the end of each loop behind the coda, all tokens stopped there (`lens.coda`).
 
     Raises:
-        UserError: NaN logits or lens (names the item), or the readout identity fails.
+        UserError: NaN logits or lens (names the item), the readout identity fails, or `coda` of a model without one.
     """
     reads = run_batch(model, targets)
     if tuned is not None:  # the last depth stays the model's own, whose readout was compared with its logits
         last = model.axis[-1]
         reads = replace(reads, root=tuned.capture(reads.root, last), states=tuned.translated(reads.states, last))
-    scores = score(model, targets, reads)
-    return _lens_table(model, targets, scores, reads.root.gate_lambda, "plain" if tuned is None else "tuned")
+    if coda:
+        reads = coda_reads(model, targets, reads)
+    places = coda_places(model) if coda else {}
+    names = ["coda" if c in places else "plain" if tuned is None else "tuned" for c in model.axis]
+    return _lens_table(model, targets, score(model, targets, reads, places), reads.root.gate_lambda, names)
 
 
 def _lens_table(
@@ -138,7 +146,7 @@ def _lens_table(
     targets: Sequence[Target],
     scores: Scores,
     gate_lambda: Tensor | None,
-    lens: str,
+    lenses: Sequence[str],
 ) -> pl.DataFrame:
     """Columns of [items × depths], items outermost."""
     n_items, n_depths = len(targets), len(model.axis)
@@ -175,7 +183,7 @@ def _lens_table(
         "loop": by_depth([c.loop for c in model.axis]),
         "layer": by_depth([c.layer for c in model.axis]),
         "site": by_depth([c.site for c in model.axis]),
-        "lens": [lens] * (n_items * n_depths),
+        "lens": by_depth(lenses),
         "target_logit": said(found.target_logit)[:, 0],
         "target_logprob": logprob,
         "target_prob": np.exp(logprob),

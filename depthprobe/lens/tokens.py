@@ -11,7 +11,7 @@ rows depend on the model and the batch alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from depthprobe import tables
 from depthprobe.depth import Capture, Coordinate, DepthModel, continue_cache
 from depthprobe.errors import UserError
+from depthprobe.lens.coda import coda_states
 from depthprobe.lens.gate import gate_columns
 from depthprobe.lens.reads import check_logits, pad_id, padded, split_stories
 from depthprobe.lens.targets import Target
@@ -80,21 +81,25 @@ def token_rows(
     *,
     done: Collection[int] = (),
     tuned: TunedLens | None = None,
+    coda: bool = False,
 ) -> Iterator[tuple[int, pl.DataFrame]]:
-    """(number of the batch, its rows) for every batch that is not in `done`; read by `tuned` if it is given."""
+    """(number of the batch, its rows) for every batch that is not in `done`; lenses as in `lens.table.lens_batch`."""
     if batch_size < 1:
         raise UserError(f"batch size {batch_size} is not positive", remedy="give at least 1")
     for number in range(-(-len(targets) // batch_size)):
         if number not in done:
-            yield number, token_batch(model, targets[number * batch_size : (number + 1) * batch_size], tuned)
+            yield number, token_batch(model, targets[number * batch_size : (number + 1) * batch_size], tuned, coda)
 
 
 @torch.inference_mode()
-def token_batch(model: DepthModel, targets: Sequence[Target], tuned: TunedLens | None = None) -> pl.DataFrame:
+def token_batch(
+    model: DepthModel, targets: Sequence[Target], tuned: TunedLens | None = None, coda: bool = False
+) -> pl.DataFrame:
     """The rows of one batch: items in order, their positions in order, and for each the depths in order.
 
     Args:
         tuned: a tuned lens that was checked against the model (`as_lens`); None: the plain lens.
+        coda: read the end of each loop behind the coda, all tokens stopped there (`lens.coda`).
 
     Raises:
         UserError: NaN or an overflow (names item and position), or the readout identity fails at any token.
@@ -108,7 +113,7 @@ def token_batch(model: DepthModel, targets: Sequence[Target], tuned: TunedLens |
             if stop > start and (stop + 1 - start) * longest * model.vocab_size > _OWN:
                 break
             stop += 1
-        frames.append(_frame(model, targets[start:stop], depths, tuned))
+        frames.append(_frame(model, targets[start:stop], depths, tuned, coda))
         start = stop
     return pl.concat(frames) if frames else tables.empty("tokens")
 
@@ -199,20 +204,44 @@ def say_everywhere(
     coordinates: Sequence[Coordinate],
     name: Any,
     tuned: TunedLens | None = None,
+    behind: Mapping[Coordinate, Tensor] | None = None,
     **options: Any,
 ) -> Said:
-    """What every token says, with the readout identity checked at each; options as `vocabulary.read` has them."""
+    """What every token says, with the readout identity checked at each; options as `vocabulary.read` has them.
+
+    Args:
+        behind: states [N, d] behind the coda, by the depth that they stand for.
+    """
     check_logits(model, ran.logits, name, ran.states)
     if model.dtype != torch.float32:  # in float32 `read` compares the same two
         last = model.axis[-1]
         model.check_identity(Capture({last: ran.states[last]}, ran.logits, None, torch.ones(1)))
     states = ran.states if tuned is None else tuned.translated(ran.states, model.axis[-1])
-    depths = [(c, states[c]) for c in coordinates]
+    behind = behind or {}
+    depths = [(model.axis[-1], behind[c]) if c in behind else (c, states[c]) for c in coordinates]
     return read(model, depths, own=ran.logits, name=name, **options)
 
 
+def _behind_coda(
+    model: DepthModel, targets: Sequence[Target], ran: Everywhere, coordinates: Sequence[Coordinate]
+) -> dict[Coordinate, Tensor]:
+    """The states [N, d] of the tokens of `ran` behind the coda, at the ends of loops among some depths."""
+    last = model.axis[-1]
+    found = {c: ran.states[last] for c in coordinates if c == model.loop_ends[-1]}
+    ends = [c for c in coordinates if c in model.loop_ends[:-1]]
+    ids, mask = padded([target.prompt_ids for target in targets], pad_id(model), "right")
+    everywhere = torch.arange(ids.shape[1]).expand_as(ids)
+    states = coda_states(model, ids, mask, everywhere, [model.loop_ends.index(c) + 1 for c in ends])
+    for end, state in zip(ends, states, strict=True):
+        flat = torch.empty_like(ran.states[last])
+        for row, places in zip(state, ran.places, strict=True):
+            flat[torch.from_numpy(places).to(flat.device)] = row[: len(places)]
+        found[end] = flat
+    return found
+
+
 def _frame(
-    model: DepthModel, targets: Sequence[Target], depths: tuple[int, ...], tuned: TunedLens | None
+    model: DepthModel, targets: Sequence[Target], depths: tuple[int, ...], tuned: TunedLens | None, coda: bool
 ) -> pl.DataFrame:
     coordinates = [model.axis[depth] for depth in depths]
     ran = run_everywhere(model, [t.prompt_ids for t in targets], [t.item.story_id for t in targets], coordinates)
@@ -221,7 +250,8 @@ def _frame(
         owner = next(number for number, rows in enumerate(ran.places) if row in rows)
         return f"item {targets[owner].item.id}, token {int((ran.places[owner] == row).argmax())}"
 
-    said = say_everywhere(model, ran, coordinates, name, tuned, top_k=_TOP, full=False)
+    behind = _behind_coda(model, targets, ran, coordinates) if coda else None
+    said = say_everywhere(model, ran, coordinates, name, tuned, behind, top_k=_TOP, full=False)
     places = np.concatenate(ran.places)  # [T], T tokens of all prompts
     top_ids = said.top_ids.cpu().numpy()[places]  # [T, D, 5]
     top_probs = said.top_logprobs.exp().cpu().numpy()[places]

@@ -24,7 +24,7 @@ TASKS = ("kinship", "follow")
 SPLITS = ("heldout", "train", "any")
 BOS = ("tokenizer", "always", "never")  # `lens.targets.BOS`, which would import torch
 ROUTES = ("native", "transformer-lens", "nnsight")  # `depth.ROUTES`, likewise
-LENSES = ("plain", "tuned")
+LENSES = ("plain", "tuned", "coda")
 NAMES = ("lens", "patching", "effective")  # of probes: the lens, and `probes.PROBES`
 SITES = ("resid_pre", "resid_post", "attn_out", "mlp_out", "loop_state")  # `patching.SITES`, likewise
 MOST_HOPS = 8
@@ -69,11 +69,14 @@ class AnalyzeConfig:
         chat: put prompts through the tokenizer's chat template.
         browse: items that the report's browser shows token by token, 0 for none; None: all that can be read
             cheaply (`lens.tokens`).
-        lens: "plain", the model's own norm and head alone, or "tuned", behind the translators of a tuned lens.
+        lens: "plain", the model's own norm and head alone; "tuned", behind the translators of a tuned lens; "coda", the
+            ends of loops behind the coda, all tokens stopped there, of a model of this package that has one.
         tuned: the tuned lens, a file of `depthprobe lens train`; of lens "tuned" alone.
         probes: what is measured: the lens, always, and what stands beside it.
         probe_items: stories of each task that the probes beside the lens take, at every hop count.
         sites: where they are patched.
+        spare_first: tokens at the front of a prompt that skipped layers are not skipped for; None: one, or none in a
+            model with loops (`effective.spared_of`).
     """
 
     model: str = "follow-demo"
@@ -102,6 +105,7 @@ class AnalyzeConfig:
     probes: tuple[str, ...] = ("lens",)
     probe_items: int = 8
     sites: tuple[str, ...] = ("resid_post",)
+    spare_first: int | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> AnalyzeConfig:
@@ -142,6 +146,9 @@ class AnalyzeConfig:
         if "sites" in values and "patching" not in asked:
             remedy = "ask for --probes lens,patching, or leave it out"
             raise UserError("--sites says nothing without the patching probe", remedy=remedy)
+        if "spare_first" in values and "effective" not in asked:
+            remedy = "ask for --probes lens,effective, or leave it out"
+            raise UserError("--spare-first says nothing without the effective probe", remedy=remedy)
         if "probe_items" in values and asked == ("lens",):
             remedy = "ask for --probes lens,patching, or leave it out"
             raise UserError("--probe-items says nothing without a probe beside the lens", remedy=remedy)
@@ -337,4 +344,5 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "probes": _several(NAMES, "lens"),
     "probe_items": _whole(1),
     "sites": _several(SITES),
+    "spare_first": _whole(0),
 }
