@@ -86,7 +86,8 @@ def command(
         typer.Option("--browse", help="Questions to read token by token; 0: none. Default: as many as are cheap."),
     ] = None,
     lens: Annotated[
-        str | None, typer.Option("--lens", help="plain (the default), norm and head alone; or tuned, with --tuned.")
+        str | None,
+        typer.Option("--lens", help="plain (the default), norm and head alone; tuned, with --tuned; coda."),
     ] = None,
     tuned: Annotated[
         str | None, typer.Option("--tuned", help="A tuned lens: a file of `depthprobe lens train`.")
@@ -105,6 +106,10 @@ def command(
     patch_tokens: Annotated[
         int | None,
         typer.Option("--patch-tokens", help="Questions of each k that are also patched token by token; 0: none. 1."),
+    ] = None,
+    spare_first: Annotated[
+        int | None,
+        typer.Option("--spare-first", help="First tokens that layers are never skipped for. 1; of looped models 0."),
     ] = None,
     max_memory: Annotated[
         str | None, typer.Option("--max-memory", help="What a sweep may take beyond the model. 1GiB.")
@@ -145,6 +150,7 @@ def command(
         "probe_items": probe_items,
         "sites": sites,
         "patch_tokens": patch_tokens,
+        "spare_first": spare_first,
         "max_memory": max_memory,
         "out": out,
     }

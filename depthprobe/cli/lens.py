@@ -117,7 +117,7 @@ def evaluate(
             "below_everywhere": not _above(table), "depths": table.drop("positions", "groups").to_dicts(),
         }  # fmt: skip
         text = json.dumps(told, ensure_ascii=False, indent=2, allow_nan=False)
-        from depthprobe.runs.files import atomic_write
+        from depthprobe.files import atomic_write
 
         atomic_write(as_json, text.encode())
 

@@ -11,10 +11,8 @@ that a norm has already left is translated as it stands and not normed again. `l
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +23,7 @@ from torch import Tensor
 
 from depthprobe.depth import Capture, Coordinate, DepthModel
 from depthprobe.errors import UserError
+from depthprobe.files import atomic_write
 
 #: Version 2 brought the checksum.
 FORMAT, VERSION = "depthprobe-tuned-lens", 2
@@ -125,7 +124,7 @@ class TunedLens:
         header["sha256"] = _checksum(header, tensors)
         # one entry, because safetensors writes several in an order that differs from run to run
         data = save(tensors, metadata={"depthprobe": json.dumps(header, sort_keys=True, ensure_ascii=False)})
-        _write(Path(path), data)
+        atomic_write(Path(path), data, what="the tuned lens cannot be written")
 
     @classmethod
     def load(cls, path: str | Path, model: DepthModel | None = None) -> TunedLens:
@@ -237,20 +236,3 @@ def _checked(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], where: 
     if checksum != (found := _checksum(header, tensors)):
         raise refuse(f"the tuned lens is damaged: its checksum is {found[:12]}, and {str(checksum)[:12]} was saved")
     return TunedLens(str(name), coordinates, tensors["weight"], tensors["bias"], str(head), about)
-
-
-def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        what = f"the tuned lens cannot be written: {error.strerror or error}"
-        raise UserError(what, where=str(path), remedy="choose another --out") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ TASKS = ("kinship", "follow")
 SPLITS = ("heldout", "train", "any")
 BOS = ("tokenizer", "always", "never")  # `lens.targets.BOS`, which would import torch
 ROUTES = ("native", "transformer-lens", "nnsight")  # `depth.ROUTES`, likewise
-LENSES = ("plain", "tuned")
+LENSES = ("plain", "tuned", "coda")
 NAMES = ("lens", "patching", "effective")  # of probes: the lens, and `probes.PROBES`
 SITES = ("resid_pre", "resid_post", "attn_out", "mlp_out", "loop_state")  # `patching.SITES`, likewise
 MOST_HOPS = 8
@@ -69,13 +69,16 @@ class AnalyzeConfig:
         chat: put prompts through the tokenizer's chat template.
         browse: items that the report's browser shows token by token, 0 for none; None: all that can be read
             cheaply (`lens.tokens`).
-        lens: "plain", the model's own norm and head alone, or "tuned", behind the translators of a tuned lens.
+        lens: "plain", the model's own norm and head alone; "tuned", behind the translators of a tuned lens; "coda", the
+            ends of loops behind the coda, all tokens stopped there, of a model of this package that has one.
         tuned: the tuned lens, a file of `depthprobe lens train`; of lens "tuned" alone.
         probes: what is measured: the lens, always, and what stands beside it.
         probe_items: stories of each task that the probes beside the lens take, at every hop count.
         sites: where they are patched.
         patch_tokens: items of each task and hop count that are also patched token by token, at the first site, for the
             report's browser.
+        spare_first: tokens at the front of a prompt that skipped layers are not skipped for; None: one, or none in a
+            model with loops (`effective.spared_of`).
     """
 
     model: str = "follow-demo"
@@ -105,6 +108,7 @@ class AnalyzeConfig:
     probe_items: int = 8
     sites: tuple[str, ...] = ("resid_post",)
     patch_tokens: int = 1
+    spare_first: int | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> AnalyzeConfig:
@@ -142,16 +146,20 @@ class AnalyzeConfig:
                 raise UserError(what, where="--split heldout", remedy=remedy)
             values.setdefault("split", "any")
         asked = values.get("probes", cls.probes)
-        remedy = "ask for --probes lens,patching, or leave it out"
-        for name in ("sites", "patch_tokens"):
-            if name in values and "patching" not in asked:
-                raise UserError(f"--{name.replace('_', '-')} says nothing without the patching probe", remedy=remedy)
+        for name, probe in (("sites", "patching"), ("patch_tokens", "patching"), ("spare_first", "effective")):
+            if name in values and probe not in asked:
+                what = f"--{name.replace('_', '-')} says nothing without the {probe} probe"
+                raise UserError(what, remedy=f"ask for --probes lens,{probe}, or leave it out")
         if "probe_items" in values and asked == ("lens",):
+            remedy = "ask for --probes lens,patching, or leave it out"
             raise UserError("--probe-items says nothing without a probe beside the lens", remedy=remedy)
         found = cls(**values)
+        if "probe_items" in values and found.n is not None and found.probe_items > found.n:
+            what = f"--probe-items {found.probe_items} asks for more stories than the {found.n} of --n"
+            raise UserError(what, remedy=f"give --n {found.probe_items} or more")
         if found.patch_tokens > found.probe_items:
-            what = f"--patch-tokens {found.patch_tokens} asks for more than the {found.probe_items} stories of the probes"
-            raise UserError(what, remedy=f"give --probe-items {found.patch_tokens} or more too")
+            what = f"--patch-tokens {found.patch_tokens} asks for more than the {found.probe_items} of --probe-items"
+            raise UserError(what, remedy=f"give --probe-items {found.patch_tokens} or more")
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -353,4 +361,5 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "probe_items": _whole(1),
     "sites": _several(SITES),
     "patch_tokens": _whole(0),
+    "spare_first": _whole(0),
 }

@@ -88,10 +88,12 @@ def dry_run(
     tokens = sum(len(target.prompt_ids) for target in targets)
     each = getattr(loaded, "flops_per_token", lambda length: 0.0)(tokens // len(targets))
     began = time.perf_counter()
-    lens_batch(loaded, batch)
+    lens_batch(loaded, batch, ready.tuned, ready.coda)
     seconds = (time.perf_counter() - began) * len(targets) / len(batch)
     held = loaded.capture_bytes(len(batch), max(len(target.prompt_ids) for target in batch))
-    costs = [ProbeCost("lens", len(targets), len(targets), tokens * each, held, seconds)]
+    # behind the coda: again with 1 … R − 1 loops, coda and prelude taken for as much as a whole model
+    passes = loaded.n_loops if ready.coda else 1
+    costs = [ProbeCost("lens", len(targets), len(targets), passes * tokens * each, held, seconds)]
     for name in config.probes[1:]:
         work = PROBES[name].prepare(loaded, ready.prepared, config, limit, say)
         parts = [work.cost(number) for number in range(work.n_parts)]

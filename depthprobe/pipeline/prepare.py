@@ -20,12 +20,13 @@ __all__ = ["Ready", "allowed_bytes", "opened"]
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A model, its questions, and these as its tokens."""
+    """A model, its questions, these as its tokens, and the lens: tuned, behind the coda, or neither."""
 
     model: DepthModel
     items: list[Item]
     prepared: Prepared
     tuned: TunedLens | None = None
+    coda: bool = False
 
 
 def opened(
@@ -47,17 +48,19 @@ def opened(
     items = questions(config, remark=say)
     told("model", 0, 1)
     from depthprobe.depth import load
-    from depthprobe.lens import as_lens, prepare_items
+    from depthprobe.lens import as_lens, check_coda, prepare_items
 
     model = load(
         config.model, revision=config.revision, device=config.device, dtype=config.dtype, route=config.route
     )
     tuned = None if config.tuned is None else as_lens(config.tuned, model)
+    if config.lens == "coda":
+        check_coda(model)
     told("tokens", 0, 1)
     prepared = prepare_items(model, items, skip_too_long=config.skip_too_long, bos=config.bos, chat=config.chat)
     if prepared.too_long:
         say(f"{len(prepared.too_long)} items exceed the model's context and are left out")
-    return Ready(model, items, prepared, tuned)
+    return Ready(model, items, prepared, tuned, config.lens == "coda")
 
 
 def allowed_bytes(config: AnalyzeConfig, max_memory: str | int | None) -> int:

@@ -69,7 +69,8 @@ def _patching(model: DepthModel, prepared: Prepared, config: AnalyzeConfig, max_
 
     work = patching.prepare_patching(
         model, prepared.targets, n_stories=config.probe_items, sites=config.sites,
-        by_token=config.patch_tokens, max_bytes=max_bytes, seed=config.seed, bos=config.bos, chat=config.chat, remark=remark,
+        by_token=config.patch_tokens, max_bytes=max_bytes, seed=config.seed, bos=config.bos, chat=config.chat,
+        remark=remark,
     )  # fmt: skip
 
     def cost(number: int) -> Cost:
@@ -85,9 +86,12 @@ def _effective(model: DepthModel, prepared: Prepared, config: AnalyzeConfig, max
     from depthprobe.depth.resume import row_bytes
     from depthprobe.patching.table import first_stories, tapped_model
 
-    del remark
     opened = tapped_model(model)
     targets = first_stories(prepared.targets, config.probe_items)
+    spared = effective.spared_of(model, targets, config.spare_first)
+    if spared:
+        first = "token is" if spared == 1 else f"{spared} tokens are"
+        remark(f"the first {first} never skipped; --spare-first 0 skips layers at all tokens")
     parts = len(effective.parts_of(model))
 
     def cost(number: int) -> Cost:
@@ -97,10 +101,10 @@ def _effective(model: DepthModel, prepared: Prepared, config: AnalyzeConfig, max
         return Cost(cells, flops, min(cells * row_bytes(opened, length), max_bytes))
 
     def rows(done: Collection[int]) -> Iterator[tuple[int, Mapping[str, pl.DataFrame]]]:
-        for number, found in effective.effective_rows(model, targets, 1, done=done, max_bytes=max_bytes):
+        for number, found in effective.effective_rows(model, targets, 1, done=done, spared=spared, max_bytes=max_bytes):
             yield number, {"effective": found}
 
-    return Work(len(targets), rows, cost, {"effective_items": len(targets)})
+    return Work(len(targets), rows, cost, {"effective_items": len(targets), "spared_first": spared})
 
 
 #: Name, as --probes takes it → probe. The lens is no entry: everything else stands beside it.

@@ -15,6 +15,7 @@ from depthprobe.report import panels
 from depthprobe.report.blocks import Block, Chip
 from depthprobe.report.data import Run, Task
 from depthprobe.report.figures import Grid
+from depthprobe.report.manifest import spared_first
 from depthprobe.report.palette import hop_token
 from depthprobe.report.text import count, interval, missing, percent, percent_interval, signed
 
@@ -186,14 +187,15 @@ def _effective(run: Run, task: Task) -> tuple[Block, ...]:
     asked = (
         (
             f"What does each {part} add?",
-            "Δ is what it adds to the state h that it got, at the position that predicts the answer or at the others. "
+            "Δ is what it adds to the state h that it got, at the position that predicts the answer or at the others"
+            f"{_spared(run)}. "
             "A cosine below 0 takes away from what was there.",
             panels.contributions(task, run.hops),
             "",
         ),
         (
             f"What breaks when a {part} is skipped?",
-            "It is left out for all tokens, and the output compared with the full model's, at the position that "
+            f"It is left out for {_skipped(run)}, and the output compared with the full model's, at the position that "
             "predicts the answer. If harder questions used more depth, skipping late would harm them more.",
             panels.skips(task, run.hops),
             "A model was never trained without one of its layers: harm shows that it is used, not how.",
@@ -201,8 +203,8 @@ def _effective(run: Run, task: Task) -> tuple[Block, ...]:
         (
             "Do later layers build on it?",
             "Relative change of what later layers add: at the same token, with the layer skipped there alone; and at "
-            "later tokens, with it skipped at earlier ones alone. Where the second fades first, the layers behind only "
-            "refine a token's own output.",
+            f"later tokens, with it skipped at earlier ones alone{_spared(run)}. Where the second fades first, the "
+            "layers behind only refine a token's own output.",
             panels.later_layers(task, run.hops),
             "",
         ),
@@ -226,6 +228,19 @@ def _effective(run: Run, task: Task) -> tuple[Block, ...]:
             )
         )
     return tuple(blocks)
+
+
+def _skipped(run: Run) -> str:
+    spared = spared_first(run.manifest)
+    if not spared:
+        return "all tokens, the first among them"
+    first = "the first, on" if spared == 1 else f"the first {spared}, on"
+    return f"all tokens but {first} which models park attention"
+
+
+def _spared(run: Run) -> str:
+    spared = spared_first(run.manifest)
+    return "" if not spared else f" (but the first {'one' if spared == 1 else spared})"
 
 
 def _depths(task: Task) -> Grid | None:

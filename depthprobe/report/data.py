@@ -211,6 +211,10 @@ class Task:
         """The accuracy table at the last depth, one row per hops."""
         return self.accuracy.filter(pl.col("depth") == len(self.axis.coordinates) - 1).sort("hops")
 
+    def chance(self) -> dict[int, float]:
+        """hops → what naming one of the candidates at random gets right, averaged over the questions."""
+        return dict(self.items.group_by("hops").agg(pl.col("chance").cast(pl.Float64).mean()).sort("hops").iter_rows())
+
     def best_shortcuts(self) -> pl.DataFrame:
         """The strongest shortcut of each hops; of equal ones the first by name."""
         return (

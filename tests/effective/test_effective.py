@@ -90,7 +90,7 @@ def test_answers_and_candidates_of_several_tokens(kind: str) -> None:
     assert isinstance(model, TappedModel)
     (target,) = targets(model, [item])
     assert len(target.answer_ids) > 1 and not target.first_token_only
-    assert_slow(model, [item], effective_batch(model, [target]))
+    assert_slow(model, [item], effective_batch(model, [target], spared=0))
 
 
 def test_a_looped_model_of_transformers() -> None:
@@ -303,3 +303,13 @@ def test_parts_come_in_order() -> None:
     assert [part.depth for part in parts] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
     assert [part.site for part in parts].count("loop") == 3
     assert parts[3].entered == Coordinate(0, 1) and parts[6].entered == Coordinate(1, 2, "loop_state")
+
+
+@pytest.mark.parametrize(("kind", "spared"), [("llama", 1), ("looped", 0)])
+def test_the_first_token_is_spared_where_attention_may_rest_on_it(kind: str, spared: int) -> None:
+    made = items(hops=(2,))
+    model = opened(kind, made)
+    result = effective_depth(model, made)
+    assert result.spared == spared and ("spared" in repr(result)) == bool(spared)
+    assert result.frame.equals(effective_depth(model, made, spared=spared).frame)
+    assert not result.frame.equals(effective_depth(model, made, spared=1 - spared).frame)

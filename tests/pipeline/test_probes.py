@@ -10,12 +10,12 @@ import polars as pl
 import pytest
 
 import depthprobe
+from depthprobe import files
 from depthprobe.cli.main import main
 from depthprobe.errors import UserError
 from depthprobe.pipeline import AnalyzeConfig, AnalyzeResult, dry_run, parse_bytes, questions
 from depthprobe.pipeline.config import NAMES, SITES
 from depthprobe.pipeline.probes import PROBES
-from depthprobe.runs import files
 
 SMALL: dict[str, Any] = {
     "task": "kinship", "hops": "1-2", "n": 2, "batch_size": 4, "resamples": 100, "browse": 0,
@@ -133,7 +133,10 @@ def test_a_run_without_the_probe_has_none_of_its_tables(tiny: Path, tmp_path: Pa
         ({"probes": ""}, "there is no ''"),
         ({"sites": "attn_out"}, "--sites says nothing without the patching probe"),
         ({"patch_tokens": 2}, "--patch-tokens says nothing without the patching probe"),
-        ({"probes": "lens,patching", "probe_items": 2, "patch_tokens": 3}, "--patch-tokens 3 asks for more .* 2 stories"),
+        ({"probes": "lens,patching", "probe_items": 2, "patch_tokens": 3}, "--patch-tokens 3 asks for more than the 2"),
+        ({"probes": "lens,patching", "probe_items": 7, "n": 6}, "--probe-items 7 asks .* 6 of --n: give --n 7 or more"),
+        ({"spare_first": 1, "probes": "lens,patching"}, "--spare-first says nothing without the effective probe"),
+        ({"spare_first": -1, "probes": "lens,effective"}, "whole number of at least 0, got -1"),
         ({"probe_items": 3}, "--probe-items says nothing without a probe beside the lens"),
         ({"probes": "lens,patching", "sites": "attention"}, "there is no 'attention'"),
         ({"probes": "lens,patching", "probe_items": 0}, "at least 1, got 0"),
@@ -194,3 +197,45 @@ def test_the_cells_of_a_dry_run_are_those_of_the_run(whole: AnalyzeResult, tiny:
     planned = dry_run(str(tiny), **SMALL).probes[1]
     assert planned.cells == whole.table("patching").height + whole.table("knockout").height
     assert whole.table("patching").filter(pl.col("control"))["item"].n_unique() >= 1
+
+
+SKIPS = {**SMALL, "probes": "lens,effective", "n": 1}
+
+
+def test_first_tokens_may_be_spared(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    plain = depthprobe.analyze(str(tiny), out=tmp_path / "plain", remark=said.append, **SKIPS)
+    assert plain.manifest["counts"]["spared_first"] == 0 and not any("never skipped" in line for line in said)
+    spared = depthprobe.analyze(str(tiny), out=tmp_path / "spared", remark=said.append, spare_first=2, **SKIPS)
+    assert spared.manifest["counts"]["spared_first"] == 2 and "the first 2 tokens are never skipped" in said[-1]
+    assert not plain.table("effective").equals(spared.table("effective"))
+    assert spared.manifest["config"]["spare_first"] == 2
+    with pytest.raises(UserError, match=r"spare_first"):
+        depthprobe.analyze(str(tiny), out=tmp_path / "spared", resume=True, spare_first=1, **SKIPS)
+    with pytest.raises(UserError, match=r"leave none to skip when 500 are spared.*--spare-first"):
+        dry_run(str(tiny), spare_first=500, **SKIPS)
+    arguments = ["analyze", str(tiny), "--task", "kinship", "--hops", "1-2", "--n", "1", "--browse", "0", "--dry-run"]
+    assert main([*arguments, "--probes", "lens,effective", "--spare-first", "1", "--probe-items", "1"]) == 0
+    assert "the first token is never skipped" in capsys.readouterr().err
+
+
+def test_the_coda_lens_of_a_run(tiny: Path, tmp_path: Path) -> None:
+    from tiny_saved import save_model
+
+    with_coda = save_model(tmp_path / "coda", "looped-ouro-coda")
+    asked: dict[str, Any] = {"task": "kinship", "hops": "1-2", "n": 1, "resamples": 100, "browse": 1, "lens": "coda"}
+    run = depthprobe.analyze(str(with_coda), out=tmp_path / "run", **asked)
+    assert set(run.table("lens").filter("is_loop_end")["lens"]) == {"coda"} and run.table("tokens").height
+    coda, plain = (dry_run(str(with_coda), **asked | {"lens": lens}).probes[0].flops for lens in ("coda", "plain"))
+    assert coda > plain
+    with pytest.raises(UserError, match="lens"):
+        depthprobe.analyze(str(with_coda), out=tmp_path / "run", **asked | {"lens": "plain"})
+    with pytest.raises(UserError, match="--tuned says nothing without --lens tuned"):
+        AnalyzeConfig.of({"lens": "coda", "tuned": "x"})
+    ordinary = save_model(tmp_path / "llama", "llama")
+    for model, told in ((tmp_path / "none", "has no coda"), (ordinary, "cannot be stopped at a loop: it is a Llama")):
+        if not model.exists():
+            save_model(model, "looped-ouro")
+        with pytest.raises(UserError, match=told):
+            depthprobe.analyze(str(model), out=tmp_path / "other", **asked)
+    assert not (tmp_path / "other").exists()
