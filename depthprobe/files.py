@@ -9,7 +9,7 @@ from pathlib import Path
 
 from depthprobe.errors import UserError
 
-__all__ = ["TEMPORARY", "as_user_error", "atomic_write"]
+__all__ = ["TEMPORARY", "as_user_error", "atomic_write", "check_place"]
 
 #: Names of files that are being written begin so; a killed process leaves them behind.
 TEMPORARY = ".partial-"
@@ -48,6 +48,31 @@ def atomic_write(
         if isinstance(error, OSError):
             raise as_user_error(error, file, what=what, remedy=remedy, again=again) from error
         raise
+
+
+def check_place(folder: Path, *, what: str = "cannot write here", remedy: str = "choose another --out") -> None:
+    """Check that files can be written below a folder, before hours of work end in that they cannot.
+
+    A file is made and removed again: what a mode says is not what a disk does. Of a folder that is not there the
+    nearest one that is; nothing is left behind.
+
+    Args:
+        what, remedy: as `as_user_error` takes them.
+
+    Raises:
+        UserError: it cannot be written to, or a file stands in the way.
+    """
+    there = folder.absolute()
+    while not os.path.lexists(there) and there != there.parent:
+        there = there.parent
+    probe = there / f"{TEMPORARY}{os.getpid()}"
+    try:
+        probe.touch()
+    except OSError as error:
+        raise as_user_error(error, folder, what=what, remedy=remedy) from error
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
 
 
 def as_user_error(

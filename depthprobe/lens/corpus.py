@@ -159,7 +159,8 @@ def _side(group: str) -> Split:
 def _stories(tasks: Sequence[str], split: Split, order: str, longest: int) -> Iterator[Document]:
     """Stories of each task in turn, each with one question and its answer, of rising hops and around again."""
     if split == "all":
-        raise UserError("stories are generated for training or for a test", remedy="take one of the two")
+        what = "stories are made for training or for a test, so there are no stories of both"
+        raise UserError(what, where="stories", remedy="leave out --all (split 'heldout')")
     made = [
         Generator(task, hops=range(1, longest + 1), split=split, orders=order, seed=_SEEDS[split]) for task in tasks
     ]
