@@ -165,7 +165,8 @@ def command(
     if dry_run:
         from depthprobe.pipeline.plan import dry_run as plan
 
-        _print_plan(plan(max_memory=memory, remark=lambda line: print(line, file=sys.stderr), **options), as_json)
+        told = plan(out=where, max_memory=memory, remark=lambda line: print(line, file=sys.stderr), **options)
+        _print_plan(told, as_json)
         return
     from depthprobe.pipeline.analyze import analyze
 

@@ -14,10 +14,10 @@ import polars as pl
 from depthprobe import analysis, tables
 from depthprobe.errors import UserError
 from depthprobe.pipeline.config import AnalyzeConfig
-from depthprobe.pipeline.prepare import Ready, allowed_bytes, opened
+from depthprobe.pipeline.prepare import Ready, allowed_bytes, begun, opened
 from depthprobe.pipeline.probes import PROBES
 from depthprobe.pipeline.questions import digest, shortcut_rows
-from depthprobe.runs import RunFolder, check_free, compare, read_manifest, user_errors
+from depthprobe.runs import RunFolder, compare, read_manifest, user_errors
 
 if TYPE_CHECKING:
     from depthprobe.depth import DepthModel
@@ -92,15 +92,7 @@ def analyze(
     say, told = remark or _silent, progress or _silent
     limit = allowed_bytes(config, max_memory)
     folder = _folder(config, out, resume)
-    begun = (folder / "manifest.json").exists()
-    if begun:
-        # the cheap half of the comparison first: nobody wants to load a model to learn of a mistyped option
-        compare(read_manifest(folder), {"config": config.as_dict()}, folder)
-        if not resume and read_manifest(folder).get("status") != "finished":
-            remedy = "continue it with --resume, or choose another --out"
-            raise UserError("there is an unfinished run in this folder", where=str(folder), remedy=remedy)
-    else:
-        check_free(folder)
+    there = begun(folder, config, resume=resume)
     ready = opened(config, split_given=options.get("split") is not None, say=say, told=told)
     identity: dict[str, dict[str, Any]] = {
         "config": config.as_dict(),
@@ -109,7 +101,7 @@ def analyze(
     }
     if (tuned := ready.tuned) is not None:  # another lens under the same path is another run
         identity["model"] |= {"tuned_lens": tuned.digest(), "tuned_on": tuned.about.get("data")}
-    if begun:
+    if there:
         run = RunFolder.resume(folder, identity)
     else:
         run = RunFolder.create(folder, identity, {"command": command, "seed": config.seed})

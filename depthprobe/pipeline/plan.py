@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from depthprobe.pipeline.config import AnalyzeConfig
-from depthprobe.pipeline.prepare import allowed_bytes, opened
+from depthprobe.pipeline.prepare import allowed_bytes, begun, opened
 from depthprobe.pipeline.probes import PROBES
 
 __all__ = ["DryRun", "ProbeCost", "dry_run"]
@@ -65,6 +66,7 @@ class DryRun:
 def dry_run(
     model: str | None = None,
     *,
+    out: str | Path | None = None,
     max_memory: str | int | None = None,
     remark: Callable[[str], None] | None = None,
     **options: Any,
@@ -72,6 +74,7 @@ def dry_run(
     """Prepare a run, time one part of each probe, and say what all of them would take.
 
     Args:
+        out: the run folder, which is checked as `analyze` checks it.
         model, max_memory, remark, options: as `analyze` takes them.
 
     Raises:
@@ -82,6 +85,8 @@ def dry_run(
     say = remark or (lambda line: None)
     config = AnalyzeConfig.of({"model": model, **options})
     limit = allowed_bytes(config, max_memory)
+    if out is not None and begun(folder := Path(out).expanduser(), config, resume=False):
+        say(f"this run is finished already: {folder}")
     ready = opened(config, split_given=options.get("split") is not None, say=say, told=lambda *_: None)
     loaded, targets = ready.model, ready.prepared.targets
     batch = targets[: config.batch_size]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from depthprobe.errors import UserError
+from depthprobe.files import check_place
 from depthprobe.pipeline.config import AnalyzeConfig, parse_bytes
 from depthprobe.pipeline.questions import questions
+from depthprobe.runs import check_free, compare, read_manifest
 from depthprobe.tasks.items import Item
 
 if TYPE_CHECKING:
     from depthprobe.depth import DepthModel
     from depthprobe.lens import Prepared, TunedLens
 
-__all__ = ["Ready", "allowed_bytes", "opened"]
+__all__ = ["Ready", "allowed_bytes", "begun", "opened"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,27 @@ class Ready:
     prepared: Prepared
     tuned: TunedLens | None = None
     coda: bool = False
+
+
+def begun(folder: Path, config: AnalyzeConfig, *, resume: bool) -> bool:
+    """Whether this very run was begun in the folder; if not, that it can begin there.
+
+    The cheap half of the comparison: nobody wants to load a model to learn of a mistyped option or a full disk.
+
+    Raises:
+        UserError: the folder holds another run, an unfinished one without `resume`, or anything else; it cannot be
+            written to.
+    """
+    if not (folder / "manifest.json").exists():
+        check_free(folder)
+        check_place(folder)
+        return False
+    compare(read_manifest(folder), {"config": config.as_dict()}, folder)
+    if not resume and read_manifest(folder).get("status") != "finished":
+        remedy = "continue it with --resume, or choose another --out"
+        raise UserError("there is an unfinished run in this folder", where=str(folder), remedy=remedy)
+    check_place(folder)
+    return True
 
 
 def opened(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,36 @@ def test_a_dry_run_says_what_a_run_takes(
     assert "cells" in out and "nothing was written" in out and not list(tmp_path.iterdir())
     assert main([*arguments, "--resume"]) == 2
     assert "--resume says nothing" in capsys.readouterr().err
+
+
+def test_a_dry_run_checks_the_folder_as_the_run_would(
+    whole: AnalyzeResult, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("x")
+
+    def both(out: Path, said: str, **options: Any) -> None:
+        for call in (dry_run, depthprobe.analyze):
+            with pytest.raises(UserError, match=said):
+                call(str(tiny), out=out, **{**SMALL, **options})
+
+    with monkeypatch.context() as patch:
+        patch.setattr("depthprobe.depth.load", lambda *_, **__: pytest.fail("the model is loaded"))
+        both(tmp_path / "used", "not empty and holds no run")
+        both(tmp_path / "file", "a file stands where the run folder should be")
+        both(tmp_path / "file" / "below", "a file stands where|cannot write here: Not a directory")
+        both(whole.folder, "another seed: 1000 there, 7 here", seed=7)
+
+        def full(self: Path, *_: object, **__: object) -> None:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        patch.setattr(Path, "touch", full)
+        both(tmp_path / "new", "Read-only file system")
+    said: list[str] = []
+    dry_run(str(tiny), out=whole.folder, remark=said.append, **SMALL)
+    assert said[0] == f"this run is finished already: {whole.folder}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "used"]
 
 
 def test_the_cells_of_a_dry_run_are_those_of_the_run(whole: AnalyzeResult, tiny: Path) -> None:
