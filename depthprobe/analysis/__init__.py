@@ -30,7 +30,7 @@ from depthprobe.analysis.settling import GROUPS, settling_by_hops_table, settlin
 from depthprobe.analysis.slopes import MIN_CLUSTERS, differences_table, slopes_table
 from depthprobe.analysis.summary import summarise
 from depthprobe.analysis.whole import TABLES, analyse
-from depthprobe.analysis.windows import patching_tables, window_slopes_table, windows_table
+from depthprobe.analysis.windows import patching_tables, site_of, window_slopes_table, windows_table
 
 __all__ = [
     "EFFECTIVE_DEPTHS",
@@ -54,6 +54,7 @@ __all__ = [
     "item_depths",
     "means_by_hops",
     "patching_tables",
+    "site_of",
     "settling_by_hops_table",
     "settling_table",
     "slope_of",
