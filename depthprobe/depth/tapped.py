@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from depthprobe.depth.cells import Cell, Resumed
-from depthprobe.depth.coordinates import Coordinate
+from depthprobe.depth.coordinates import Coordinate, layer_points
 from depthprobe.depth.model import DepthModel
 from depthprobe.depth.reading import HeadAt
 from depthprobe.depth.request import Caught, Request
 from depthprobe.depth.resume import MAX_BYTES, ResumePlan, plan_resume, resume
 from depthprobe.depth.suffix_check import Support
+from depthprobe.depth.suffix_record import met_weights
 from depthprobe.depth.taps import Tap, tapped
 
 
@@ -24,6 +25,7 @@ class TappedModel(DepthModel):
 
     _taps: dict[Coordinate, Tap]
     _suffix: Support | str | None = None
+    _cuts_tried: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def points(self) -> tuple[Coordinate, ...]:
@@ -85,12 +87,11 @@ class TappedModel(DepthModel):
 
     def flops_per_token(self, length: int) -> float:
         """Of the matrix products of all layers (not the head) for one token of a row of S, attention included."""
-        counts = Counter(tap.path for point, tap in self._taps.items() if point.site == "resid_post")
+        counts = Counter(self._taps[layer].path for layer in layer_points(self))
         weights = sum(
-            n * weight.numel()
+            n * met_weights(module, self.config)
             for path, n in counts.items()
-            for weight in self.model.get_submodule(path).parameters()
-            if weight.dim() == 2
+            for module in self.model.get_submodule(path).modules()
         )
         return 2.0 * weights + 2.0 * sum(counts.values()) * self.width * (length + 1)
 
