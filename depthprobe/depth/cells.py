@@ -116,17 +116,17 @@ def layer_of(coordinate: Coordinate) -> tuple[int, int]:
 
 def check_cells(
     cells: Sequence[Cell], points: Iterable[Coordinate], layers: Iterable[tuple[int, int]], length: int, width: int,
-    name: str,
+    dtype: torch.dtype, name: str,
 ) -> None:  # fmt: skip
     """Whether cells fit a model and a prompt.
 
     Args:
         points: the points of the model; layers: (loop, layer) of its layers.
-        length: S; width: d.
+        length: S; width: d; dtype: that in which values stand in the model.
 
     Raises:
-        UserError: a site, depth or position that there is not, a value of another shape, a skip elsewhere than at a
-            layer's end, a query cut from itself; it names the cell.
+        UserError: a site, depth or position that there is not, a value of another shape or not finite, a skip
+            elsewhere than at a layer's end, a query cut from itself; it names the cell.
     """
     known, stacked = frozenset(points), frozenset(layers)
     sites = sorted({point.site for point in known})
@@ -152,6 +152,9 @@ def check_cells(
             elif edit.value.shape != (len(edit.positions), width):
                 what = f"an edit of {len(edit.positions)} tokens has a value of shape {tuple(edit.value.shape)}"
                 raise UserError(what, where=where, remedy=f"give {len(edit.positions)} × {width}")
+            elif not bool(edit.value.to(dtype).isfinite().all()):
+                what = f"the value of an edit at {edit.coordinate} is not finite in {str(dtype).removeprefix('torch.')}"
+                raise UserError(what, where=where, remedy="look for an overflow where it comes from")
         for cut in _all(cell.cuts, Cut, where):
             coordinates_of([cut.coordinate], where)
             if layer_of(cut.coordinate) not in stacked:
@@ -240,7 +243,7 @@ def changes_nothing(
         if edit.value is None or clean is None:
             return False
         stood = clean[edit.coordinate][list(edit.positions)]
-        if not torch.equal(edit.value.to(stood.dtype), stood):
+        if not torch.equal(edit.value.to(stood.device, stood.dtype), stood):
             return False
     for cut in cell.cuts:
         if reach.order[Coordinate(*layer_of(cut.coordinate))] > reach.left:

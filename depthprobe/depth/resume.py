@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from depthprobe.depth.cells import Cell, Reach, Resumed, changes_nothing, check_cells, layer_of
-from depthprobe.depth.coordinates import Coordinate
+from depthprobe.depth.coordinates import Coordinate, layer_points
+from depthprobe.depth.cut_check import check_cuts
 from depthprobe.depth.hooked import edited
+from depthprobe.depth.reading import token_tensor
 from depthprobe.depth.suffix import Climb
 from depthprobe.depth.suffix_check import Support, support_of
 from depthprobe.depth.suffix_plan import TOKENS, Row, climbs, end_of, row_of, work_of
@@ -100,9 +102,9 @@ def _checked(
 ) -> Sweep:  # fmt: skip
     if engine not in ENGINES:
         raise UserError(f"there is no engine '{engine}'", remedy=f"one of {', '.join(ENGINES)}")
-    ids = input_ids.to(model.device)
-    if ids.dim() != 1 or not len(ids):
-        raise UserError(f"input_ids have shape {tuple(ids.shape)}", remedy="give the tokens of one prompt")
+    if isinstance(input_ids, Tensor) and (input_ids.dim() != 1 or not len(input_ids)):
+        raise UserError(f"input_ids have shape {tuple(input_ids.shape)}", remedy="give the tokens of one prompt")
+    ids = token_tensor(input_ids[None] if isinstance(input_ids, Tensor) else input_ids, "input_ids")[0].to(model.device)
     length = len(ids)
     at = (length - 1,) if read is None else tuple(read)
     if not at or not all(0 <= p < length for p in at):
@@ -112,8 +114,8 @@ def _checked(
         strange = next((point for point in wanted if point not in set(model.points)), None)
         what = "no coordinate is to be read" if strange is None else f"{model.name} has no depth {strange}"
         raise UserError(what, where="coordinates", remedy=f"it has {model.axis[0]} … {model.axis[-1]}")
-    layers = [layer_of(point) for point in model.axis if point.site == "resid_post"]
-    check_cells(cells, model.points, layers, length, model.width, model.name)
+    layers = map(layer_of, layer_points(model))
+    check_cells(cells, model.points, layers, length, model.width, model.dtype, model.name)
     support = "hooks are asked for" if engine == "hooks" else support_of(model)
     if engine == "suffix" and isinstance(support, str):
         what = f"the suffix engine does not run {model.name}: {support}"
@@ -165,9 +167,10 @@ def plan_resume(
     run = [n for n, cell in enumerate(cells) if not changes_nothing(cell, sweep.read, sweep.reach, None)]
     filled, length, size = len(cells) - len(run), len(sweep.ids), model.dtype.itemsize
     result = len(cells) * len(sweep.coordinates) * len(sweep.read) * model.width * size
-    layers = sum(1 for point in model.axis if point.site == "resid_post")
+    layers = len(layer_points(model))
     stood = length * model.width * size * (len(sweep.coordinates) + len({e.coordinate for c in cells for e in c.edits}))
     if sweep.support is None:
+        check_cuts(model, sweep.cells)
         rows = hooked_rows(model, length, max_bytes)
         batches = -(-len(run) // rows)
         tokens = (len(run) + batches) * length
@@ -230,9 +233,10 @@ def _by_hooks(
     model: TappedModel, sweep: Sweep, run: Sequence[int], clean: dict[Coordinate, Tensor],
     states: dict[Coordinate, Tensor],
 ) -> Done:  # fmt: skip
+    check_cuts(model, [sweep.cells[n] for n in run])
     length, drift, rows_run = len(sweep.ids), 0.0, 0
     rows = hooked_rows(model, length, sweep.max_bytes)
-    layers = sum(1 for point in model.axis if point.site == "resid_post")
+    layers = len(layer_points(model))
     index = torch.tensor(sweep.read, device=model.device)
     for start in range(0, len(run), rows):
         numbers = list(run[start : start + rows])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from depthprobe.depth.flex import is_block_mask, visible_of
 from depthprobe.depth.suffix_attend import Seen, SuffixAttend, configurations, interfaced, own_function
 from depthprobe.depth.suffix_plan import Size
 from depthprobe.depth.suffix_program import Block, Glue, Program
@@ -77,12 +78,6 @@ class Record:
                 return value.index_select(dim, at)
         return value
 
-    def nbytes(self) -> int:
-        """Bytes of keys, values and states."""
-        held = {id(state): state for state in self.states.values()}
-        tensors = [*held.values(), *(t for seen in self.seen.values() for t in (seen.k, seen.v))]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
 
 @contextmanager
 def recorded(model: TappedModel, program: Program, length: int, weigh: bool = False) -> Iterator[Record]:
@@ -96,7 +91,7 @@ def recorded(model: TappedModel, program: Program, length: int, weigh: bool = Fa
 
     def meet(module: nn.Module, _args: Any) -> None:
         assert now is not None
-        met.setdefault(now, [0, 0])[now in record.seen] += _weights(module, model.config)
+        met.setdefault(now, [0, 0])[now in record.seen] += met_weights(module, model.config)
 
     def keep(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
         if now is None or now in record.seen:
@@ -168,7 +163,7 @@ def recorded(model: TappedModel, program: Program, length: int, weigh: bool = Fa
         _between(program, record)
 
 
-def _weights(module: nn.Module, config: Any) -> int:
+def met_weights(module: nn.Module, config: Any) -> int:
     """Weights of a module itself that a token is multiplied with; of stacked experts, those that it is sent to."""
     count = 0
     for weight in module.parameters(recurse=False):
@@ -227,6 +222,8 @@ def _replaced(value: Any, attend: Any, keep: Callable[..., None]) -> Any:
 
 def _bias_of(mask: Any, window: Any, length: int, device: torch.device, record: Record) -> Tensor | None:
     """[S, S] of a layer's mask; None for causality alone."""
+    if is_block_mask(mask):
+        mask = visible_of(mask, length, device)
     if isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[-2:] == (length, length):
         if mask.shape[:2] != (1, 1):
             record.why = "its heads have masks of their own"

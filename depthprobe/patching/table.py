@@ -19,6 +19,7 @@ from torch import Tensor
 
 from depthprobe import tables
 from depthprobe.depth import Cell, Coordinate, Cut, DepthModel
+from depthprobe.depth.coordinates import layer_points
 from depthprobe.depth.resume import MAX_BYTES
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.errors import UserError
@@ -84,7 +85,7 @@ def tapped_model(model: DepthModel) -> TappedModel:
 
 def cut_window(model: TappedModel) -> int:
     """Layers that a knock-out cuts together by default: a fifth of all, at least one."""
-    return max(1, round(sum(point.site == "resid_post" for point in model.axis) / _CUT))
+    return max(1, round(len(layer_points(model)) / _CUT))
 
 
 def prepare_patching(
@@ -150,7 +151,7 @@ def first_stories(targets: Sequence[Target], n_stories: int | None) -> list[Targ
 
 def cannot_cut(model: TappedModel, target: Target) -> str | None:
     """Why attention edges of this model cannot be cut; None if they can."""
-    layers = [point for point in model.axis if point.site == "resid_post"]
+    layers = layer_points(model)
     end = len(target.prompt_ids) - 1
     cell = Cell((), tuple(Cut(Coordinate(layer.loop, layer.layer), (end,), (0,)) for layer in layers))
     try:

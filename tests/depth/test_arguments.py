@@ -71,6 +71,10 @@ def test_one_of_a_kind_serves_for_a_list() -> None:
 def test_other_kinds_are_one_line(changed: dict[str, Any], text: str) -> None:
     call: dict[str, Any] = {"input_ids": IDS, "cells": (), "read": None, "coordinates": None, "max_bytes": 1 << 20}
     assert text in refusal(asked, **{**call, **changed})
+    model = depth_model("llama")
+    assert isinstance(model, TappedModel)
+    for method in (model.resume, model.plan_resume):
+        assert text in refusal(method, **{**call, **changed})
 
 
 ONE = torch.zeros(1, 32)
