@@ -89,8 +89,11 @@ class Plan:
         if window != 1 and "window" not in spans:
             what = f"a window of {window} says nothing without span 'window'"
             raise UserError(what, where="window", remedy="ask for span 'window', or leave it out")
-        along = [places(model, site, at) for site in chosen]
-        patches = [patch for one in along for how in spans for patch in together(model, one, how, window)]
+        along = [(places(model, site), places(model, site, at)) for site in chosen]
+        patches = [
+            patch for every, starts in along for how in spans
+            for patch in together(model, every, how, window, starts=None if at is None else starts)
+        ]  # fmt: skip
         cuts: tuple[Patch, ...] = ()
         if knockout is not None:
             layers = tuple(p for p in places(model, "resid_post") if p.coordinate.site == "resid_post")
