@@ -117,6 +117,7 @@ def causal_patch(
         without=found.without,
         n_cells=sum(part.n_cells for part in parts),
         n_run=sum(part.n_run for part in parts),
+        n_filled=sum(part.n_filled for part in parts),
         flops=sum(part.flops for part in parts),
-        engine=parts[0].engine,
+        engines=frozenset[str]().union(*(part.engines for part in parts)),
     )

@@ -127,8 +127,9 @@ class Found:
     frames: dict[str, pl.DataFrame]
     n_cells: int = 0
     n_run: int = 0
+    n_filled: int = 0
     flops: float = 0.0
-    engine: str = ""
+    engines: frozenset[str] = frozenset()
 
 
 def pair_roles(model: TappedModel, subject: Subject, pair: Pair) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
@@ -245,8 +246,9 @@ def probe(model: TappedModel, plan: Plan, subject: Subject, means: Callable[[Sub
         )
         found.n_cells += len(specs)
         found.n_run += done.n_run
+        found.n_filled += done.n_filled
         found.flops += done.flops
-        found.engine = done.engine
+        found.engines |= done.engines
         sides.append(Side(base.target, done.tally))
     ours, theirs = sides[0], sides[1:]
     answer, real = subject.item.answer, theirs[0]
