@@ -64,7 +64,8 @@ def causal_patch(
         directions: "donor_to_item", "item_to_donor": whose states go into whose run.
         kinds: "set": the other run's states; "zero"; "mean": over the same role in the other items (`patching.means`).
         at: only these (loop, layer), or this one, both from 1; (0, 0) is the embedding. Of a `Coordinate` its loop and
-            layer are taken: what is patched there, `sites` says.
+            layer are taken: what is patched there, `sites` says. It chooses where a span starts, not where it ends:
+            rows are those of the sweep over all depths.
         span: "one": this loop and layer alone; "window": `window` places from here on; "later": this layer in this and
             all later loops.
         controls: whether donors that keep the answer are patched too.
@@ -116,6 +117,7 @@ def causal_patch(
         without=found.without,
         n_cells=sum(part.n_cells for part in parts),
         n_run=sum(part.n_run for part in parts),
+        n_filled=sum(part.n_filled for part in parts),
         flops=sum(part.flops for part in parts),
-        engine=parts[0].engine,
+        engines=frozenset[str]().union(*(part.engines for part in parts)),
     )

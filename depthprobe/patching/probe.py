@@ -89,8 +89,11 @@ class Plan:
         if window != 1 and "window" not in spans:
             what = f"a window of {window} says nothing without span 'window'"
             raise UserError(what, where="window", remedy="ask for span 'window', or leave it out")
-        along = [places(model, site, at) for site in chosen]
-        patches = [patch for one in along for how in spans for patch in together(model, one, how, window)]
+        along = [(places(model, site), places(model, site, at)) for site in chosen]
+        patches = [
+            patch for every, starts in along for how in spans
+            for patch in together(model, every, how, window, starts=None if at is None else starts)
+        ]  # fmt: skip
         cuts: tuple[Patch, ...] = ()
         if knockout is not None:
             layers = tuple(p for p in places(model, "resid_post") if p.coordinate.site == "resid_post")
@@ -124,8 +127,9 @@ class Found:
     frames: dict[str, pl.DataFrame]
     n_cells: int = 0
     n_run: int = 0
+    n_filled: int = 0
     flops: float = 0.0
-    engine: str = ""
+    engines: frozenset[str] = frozenset()
 
 
 def pair_roles(model: TappedModel, subject: Subject, pair: Pair) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
@@ -242,8 +246,9 @@ def probe(model: TappedModel, plan: Plan, subject: Subject, means: Callable[[Sub
         )
         found.n_cells += len(specs)
         found.n_run += done.n_run
+        found.n_filled += done.n_filled
         found.flops += done.flops
-        found.engine = done.engine
+        found.engines |= done.engines
         sides.append(Side(base.target, done.tally))
     ours, theirs = sides[0], sides[1:]
     answer, real = subject.item.answer, theirs[0]

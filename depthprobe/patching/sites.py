@@ -118,32 +118,55 @@ def offered_sites(model: DepthModel) -> tuple[str, ...]:
 
 
 def together(
-    model: DepthModel, along: Sequence[Place], span: str, window: int, name: str = "window"
+    model: DepthModel,
+    along: Sequence[Place],
+    span: str,
+    window: int,
+    name: str = "window",
+    starts: Sequence[Place] | None = None,
 ) -> tuple[Patch, ...]:
     """What is patched at once, for each place of a site.
 
     Args:
+        along: all places of the site: what a cell takes along stands there, whether or not it is a start.
         span: "one": the place alone, in this loop alone; "window": it and the places behind it, `window` in all;
             "later": the same layer in this and all later loops. Where a loop reads the embedding again, a token that is
             patched in one loop has its old word back in the next, and only "later" keeps it away.
         name: of the option that gives the window, for errors.
+        starts: only cells that are called by these places, of `along`; None: by all.
 
     Raises:
-        UserError: an unknown span, a window outside 1 … the number of places, later loops of a model without loops.
+        UserError: an unknown span, a window outside 1 … the number of places or with too few behind a start, later
+            loops of a model without loops.
     """
     if span not in SPANS:
         raise UserError(f"there is no span '{span}'", where="span", remedy=f"one of {', '.join(SPANS)}")
+    begun = frozenset(along if starts is None else starts)
     if span == "later":
         if not model.loop_ends:
             what = f"{model.name} has no loops, so there are no later ones"
             raise UserError(what, where="span", remedy="ask for 'one' or 'window'")
-        return tuple(Patch(place, _later(model, along, place), span) for place in along)
+        return tuple(Patch(place, _later(model, along, place), span) for place in along if place in begun)
     if not 1 <= window <= len(along):
         what = f"a window of {window} does not fit {len(along)} places"
         raise UserError(what, where=name, remedy=f"give 1 … {len(along)}")
     window = window if span == "window" else 1
-    starts = range(len(along) - window + 1)
-    return tuple(Patch(along[n], tuple(p.coordinate for p in along[n : n + window]), span) for n in starts)
+    firsts = along[: len(along) - window + 1]
+    if starts is not None:
+        begin = {_pair(place) for place in firsts}
+        if late := [place for place in starts if _pair(place) not in begin]:
+            loop, layer = _pair(late[0])
+            what = f"a window of {window} does not fit behind loop {loop}, layer {layer}"
+            loop, layer = _pair(firsts[-1])
+            raise UserError(what, where=name, remedy=f"start no later than loop {loop}, layer {layer}")
+    found = (
+        (place, tuple(p.coordinate for p in along[n : n + window])) for n, place in enumerate(firsts) if place in begun
+    )
+    return tuple(Patch(place, coordinates, span) for place, coordinates in found)
+
+
+def _pair(place: Place) -> tuple[int, int]:
+    return place.coordinate.loop, place.coordinate.layer
 
 
 def _later(model: DepthModel, along: Sequence[Place], place: Place) -> tuple[Coordinate, ...]:

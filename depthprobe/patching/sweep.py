@@ -11,7 +11,7 @@ last depth, both have to give the other story's logits. A sweep in which they do
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -75,14 +75,16 @@ class Swept:
 
     Attributes:
         tally: of the clean run (cell 0) and the specs, in order.
-        n_run, n_filled, flops, engine: as `Resumed` counts them, over all continuations.
+        n_run, n_filled: of the specs, as `Resumed` counts them, over all continuations.
+        flops: of all that ran, clean runs and known cells too.
+        engines: those that ran something.
     """
 
     tally: Tally
     n_run: int
     n_filled: int
     flops: float
-    engine: str
+    engines: frozenset[str]
 
 
 @torch.inference_mode()
@@ -122,7 +124,7 @@ def sweep(
         for part in _parts(model, [cells[n] for n in wanted], len(target.prompt_ids), len(context) + 1, max_bytes):
             numbers = [wanted[n] for n in part]
             one.run([cells[n] for n in numbers], numbers, context, oracles=False)
-    return Swept(tally, counts.n_run, counts.n_filled, counts.flops, counts.engine)
+    return Swept(tally, counts.n_run, counts.n_filled, counts.flops, frozenset(counts.engines))
 
 
 @dataclass(slots=True)
@@ -130,7 +132,7 @@ class _Counts:
     n_run: int = 0
     n_filled: int = 0
     flops: float = 0.0
-    engine: str = ""
+    engines: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +167,14 @@ class _One:
             least = int(error.least / (1 - _STATES)) + 1
             raise TooLittleMemoryError(model.name, least, self.max_bytes) from None
         found = done.states[last]
-        self.counts.n_run += done.n_run
-        self.counts.n_filled += done.n_filled
+        # neither the oracles nor the clean run was asked for; an oracle whose value is what stands there does not run
+        end, stood = len(prompt) - 1, done.clean[last][0]
+        idle = sum(torch.equal(theirs[last][end], stood) for theirs in states) if oracles else 0
+        self.counts.n_run += done.n_run - (len(extra) - idle)
+        self.counts.n_filled += done.n_filled - idle - specs.count(None)
         self.counts.flops += done.flops
-        self.counts.engine = done.engine
+        if done.n_run:
+            self.counts.engines.add(done.engine)
         if oracles:
             self._check(found[len(cells) :, 0], run)
         self.tally.add(model, torch.tensor(numbers), contexts, found[: len(cells)])

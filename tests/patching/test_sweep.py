@@ -8,8 +8,9 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from tiny_models import depth_model
 from torch import Tensor
-from worlds import items, opened, subject, targets, with_donor
+from worlds import items, opened, subject, targets, tokenizer, with_donor
 
 import depthprobe
 from depthprobe.depth import Coordinate, suffix_memory
@@ -163,8 +164,11 @@ def test_branches_are_run_only_while_they_can_win() -> None:
     model = opened("llama", "byte")
     target = targets(model, items(n=1, hops=(2,)))[0]
     tally = Tally(target, [target.answer], 2)
-    assert len(target.nodes) > 2 and all(run in tally.first_runs or run == () for run in tally.first_runs)
-    opened_runs = []
+    # the answer alone is run with all cells: whole, and not once for each of its beginnings
+    path = target.paths[target.answer]
+    assert len(target.nodes) > 2 and len(path) > 1 and tally.first_runs == (path[:-1],)
+    assert tally.contexts(path[:-1])[0] == () and set(tally._asked) <= set(tally.contexts(path[:-1]))
+    opened_runs: list[tuple[int, ...]] = []
     generator = torch.Generator().manual_seed(0)
     states = {c: torch.randn(2, model.width, generator=generator) for c in [(), *(n.suffix for n in target.nodes)]}
 
@@ -251,6 +255,51 @@ def test_a_cut_against_a_mask() -> None:
         assert row["logprob_cut"] == pytest.approx(float(wanted), rel=1e-4)
         assert row["p_answer"] == pytest.approx(float(wanted.exp()), rel=1e-4)
     assert set(result.knockout["role"]) == set(CUT_ROLES)
+
+
+@pytest.mark.parametrize("engine", ["suffix", "hooks"])
+def test_only_what_was_asked_for_is_counted(engine: str) -> None:
+    model = opened("llama")
+    item = with_donor(model, "follow")
+    options: dict[str, Any] = {"at": (0, 0), "controls": False, "engine": engine}
+    one = depthprobe.causal_patch(model, item, positions="changed_word", **options)
+    assert (one.n_cells, one.n_run, one.n_filled) == (1, 1, 0)
+    # the last token is the same word in both stories
+    none = depthprobe.causal_patch(model, item, positions="last", **options)
+    assert (none.n_cells, none.n_run, none.n_filled) == (1, 0, 1)
+    # two oracles a pair, which are run and counted in flops alone
+    assert none.flops > 0 and one.engines == none.engines == {engine}
+
+
+def test_a_model_to_which_all_stories_are_one_is_counted_too() -> None:
+    """There the last token's oracle does not run."""
+    model = depth_model("llama", tokenizer("word"))
+    assert isinstance(model, TappedModel)
+    with torch.no_grad():
+        for n in range(3):
+            model.model.get_submodule(f"model.layers.{n}.self_attn.o_proj").weight.zero_()
+    result = depthprobe.causal_patch(model, with_donor(model, "follow"), controls=False, positions="changed_word")
+    assert (result.n_cells, result.n_run, result.n_filled) == (4, 3, 1)
+
+
+def test_answers_of_several_tokens_are_counted_as_often_as_they_run() -> None:
+    model = opened("llama", "byte")
+    asked = items(n=2)
+    result = depthprobe.causal_patch(model, asked)
+    assert result.n_run + result.n_filled > result.n_cells and result.n_run
+
+
+def test_all_engines_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the first item alone."""
+    resume, calls = TappedModel.resume, [0]
+
+    def changing(self: TappedModel, *args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        return resume(self, *args, **options | {"engine": "suffix" if calls[0] == 1 else "hooks"})
+
+    monkeypatch.setattr(TappedModel, "resume", changing)
+    result = depthprobe.causal_patch(opened("llama"), items("follow", n=3), controls=False, positions="last")
+    assert result.donors["item"].n_unique() > 1 and result.engines == {"suffix", "hooks"}
 
 
 def test_a_small_memory_splits_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
