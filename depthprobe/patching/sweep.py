@@ -65,6 +65,11 @@ class Spec:
     tokens: tuple[int, ...]
 
 
+def engine_bytes(max_bytes: int) -> int:
+    """What is left for the engine beside the states."""
+    return max(1, int(max_bytes * (1 - _STATES)))
+
+
 #: (coordinate, role) → mean state [d].
 Means = Callable[[Coordinate, str], Tensor]
 
@@ -112,13 +117,13 @@ def sweep(
     counts = _Counts()
     one = _One(model, target, tuple(sources), means, engine, max_bytes, tally, counts)
     cells: list[Spec | None] = [None, *specs]
-    for part in _parts(model, cells, len(target.prompt_ids), max_bytes):
+    for part in fitting(model, cells, len(target.prompt_ids), max_bytes):
         for run in tally.first_runs:
             one.run([cells[n] for n in part], part, run, oracles=part[0] == 0 and run == tally.first_runs[0])
     while (still := tally.open()) is not None:
         context, rows = still
         wanted = rows.tolist()
-        for part in _parts(model, [cells[n] for n in wanted], len(target.prompt_ids), max_bytes):
+        for part in fitting(model, [cells[n] for n in wanted], len(target.prompt_ids), max_bytes):
             numbers = [wanted[n] for n in part]
             one.run([cells[n] for n in numbers], numbers, context, oracles=False)
     return Swept(tally, counts.n_run, counts.n_filled, counts.flops, counts.engine)
@@ -159,7 +164,7 @@ class _One:
         at = [len(prompt) - 1 + len(context) for context in contexts]
         done = model.resume(
             device_ids, [*cells, *extra], at, (last,), engine=self.engine,
-            max_bytes=max(1, int(self.max_bytes * (1 - _STATES))),
+            max_bytes=engine_bytes(self.max_bytes),
         )  # fmt: skip
         found = done.states[last]
         self.counts.n_run += done.n_run
@@ -264,7 +269,7 @@ def footprint(ours: Tensor, theirs: Tensor) -> tuple[int, ...]:
     return tuple((apart > 1e-5 * scale).nonzero()[:, 0].tolist())
 
 
-def _parts(model: TappedModel, cells: Sequence[Spec | None], length: int, max_bytes: int) -> Iterator[list[int]]:
+def fitting(model: TappedModel, cells: Sequence[Spec | None], length: int, max_bytes: int) -> Iterator[list[int]]:
     """Indices of cells whose values, and the states that they come from, fit the memory; at least one at a time.
 
     Raises:
