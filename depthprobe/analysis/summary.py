@@ -185,7 +185,7 @@ def _windows(name: str, rows: list[dict[str, Any]]) -> str:
     found = {row["quantity"]: row for row in rows}
     arrives, leaves = found["destination_crossed_relative"], found["source_crossed_relative"]
     if not arrives["n_pairs"]:
-        return f"Patching tells nothing of {name}'s depth ({arrives['reason']})."
+        return f"By patching nothing is told of {name}'s depth ({arrives['reason']})."
     if arrives["slope"] is None and leaves["slope"] is None:
         return (
             f"By patching, whether {name} uses more depth with more hops is not told: {arrives['reason']}: "

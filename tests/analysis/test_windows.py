@@ -170,7 +170,7 @@ def test_the_sentence_says_how_sure() -> None:
     assert "too few clusters (10 of 50): ask for more stories with --probe-items" in said(ladder(10, 0.8))
     wrong = ladder(3, 0.8).with_columns(both_right=pl.lit(False))
     assert said(wrong) == (
-        "Patching tells nothing of m's depth (no windows: the model answers none of 9 pairs right on both stories)."
+        "By patching nothing is told of m's depth (no windows: the model answers none of 9 pairs right on both stories)."
     )
 
 
