@@ -10,12 +10,13 @@ from typing import Any
 
 import polars as pl
 
-from depthprobe.analysis import MIN_CLUSTERS
+from depthprobe.analysis import MIN_CLUSTERS, site_of
 from depthprobe.report import panels
 from depthprobe.report.blocks import Block, Chip
 from depthprobe.report.data import Run, Task
 from depthprobe.report.figures import Grid
 from depthprobe.report.manifest import spared_first
+from depthprobe.report.names import site_name
 from depthprobe.report.palette import hop_token
 from depthprobe.report.text import count, interval, missing, percent, percent_interval, signed
 
@@ -74,6 +75,19 @@ _WINDOWS = {
 }
 
 
+_LATER = (
+    " In a model with loops the source is patched at what a block reads, in this and all later loops: a loop that "
+    "reads the input again would have the old word back. Patched behind a block, in one loop, it says little there."
+)
+
+
+def _sites(task: Task) -> str:
+    """Where each end is patched whose slope is told."""
+    found = {end: site_of(task.windows, end) for end in dict.fromkeys(task.windows["end"].sort(descending=True))}
+    told = "; ".join(f"{end}: {site_name(site)}" for end, site in found.items())
+    return f" ({told})" if told else ""
+
+
 def window_name(task: Task, quantity: str) -> str:
     """A quantity of `window_slopes` with its unit."""
     stem = quantity.removesuffix("_relative")
@@ -117,10 +131,11 @@ def _windows(task: Task) -> Block | None:
         "When has the information moved?",
         "The changed word's state decides until others have read it (source); the last token's state decides from "
         "where it has gathered what it needs (destination). Each depth is where an item's effect crosses ½, not where "
-        "one flip is first or last seen. Only pairs that the model answers right on both stories are counted.",
+        "one flip is first or last seen. Only pairs that the model answers right on both stories are counted."
+        + (_LATER if task.axis.looped else ""),
         figures,
         table=Grid(head, rows, "window_slopes") if rows else None,
-        table_title="Change per hop, paired by story" if rows else "",
+        table_title=f"Change per hop, paired by story{_sites(task)}" if rows else "",
         after=nothing
         or "Pairs whose effect never crosses ½ have no depth and are left out of the crossing, not of the area. "
         "Where many do not cross, or go up and down, a crossing says little and the area more. "

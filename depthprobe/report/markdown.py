@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from depthprobe.analysis import GROUPS, means_by_hops
+from depthprobe.analysis import GROUPS, means_by_hops, site_of
 from depthprobe.report.causal import window_change, window_name
 from depthprobe.report.data import Run, Task
 from depthprobe.report.names import ROLES, known_first, role_name
@@ -36,15 +36,13 @@ def causal_markdown(run: Run) -> str:
 
 
 def _windows(run: Run, task: Task) -> str:
-    sites = task.windows["site"].unique().to_list()
-    site = next((one for one in ("resid_post", "loop_state", "resid_pre") if one in sites), None)
-    if site is None:
+    if not task.windows.height:
         nothing = no_windows(task)
         return f"**{run.manifest['config']['model']}, {task.name}**: {nothing}" if nothing else ""
-    own = task.windows.filter(pl.col("site") == site)
+    site = {end: site_of(task.windows, end) for end in ("source", "destination")}
     rows = [["hops", "end", "depth crossed", "95 %", "pairs", "never cross", "not monotone"], ["---:"] * 7]
     for end in ("source", "destination"):
-        part = own.filter(pl.col("end") == end)
+        part = task.windows.filter((pl.col("end") == end) & (pl.col("site") == site[end]))
         for told in means_by_hops(part, "depth_crossed"):
             at = part.filter(pl.col("hops") == told["hops"])
             mean = "–" if told["mean"] is None else f"{told['mean']:.2f}"
@@ -54,7 +52,8 @@ def _windows(run: Run, task: Task) -> str:
             rows.append(cells)
     slopes = task.window_slopes.iter_rows(named=True)
     changes = [f"{window_name(task, row['quantity'])}: {window_change(row)}" for row in slopes]
-    title = f"{run.manifest['config']['model']}, {task.name}: where a patch's effect crosses ½ ({task.step}, {site})"
+    places = ", ".join(f"{end} at {where}" for end, where in site.items() if where)
+    title = f"{run.manifest['config']['model']}, {task.name}: where a patch's effect crosses ½ ({task.step}; {places})"
     below = ["", f"Per hop – {'. '.join(changes)}."] if changes else []
     return "\n".join([f"**{title}**", "", *_lines(rows), *below])
 

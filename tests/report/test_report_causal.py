@@ -258,6 +258,33 @@ def test_the_page_says_by_which_measure(causal_run: Path, deep_causal_run: Path)
     assert "is not told by any measure" in few and "too few clusters (8 of 50)" in few
 
 
+def test_windows_say_where_each_end_is_patched(causal_run: Path, tmp_path: Path) -> None:
+    """A sweep that has what blocks read tells the source there, first of all, and says so."""
+    run = shutil.copytree(causal_run, tmp_path / "run")
+    windows = _table(run, "windows")
+    post = (pl.col("site") == "resid_post") & (pl.col("end") == "source")
+    pre = windows.filter(post).with_columns(site=pl.lit("resid_pre"), depth_crossed=pl.col("depth_crossed") + 1)
+    pl.concat([windows, pre]).write_parquet(run / "tables" / "windows.parquet")
+    task = _task(run)
+    for figure in report.windows_by_hops(task):
+        name = figure.choices[0].options[0][1]
+        assert name == "source: residual before a block; destination: residual after a block"
+        shown = [row for row, when in zip(figure.grid.rows, figure.grid.when, strict=True) if when["site"] == "own"]
+        assert {row[1:3] for row in shown} == {
+            ("source: changed word", "residual before a block"), ("destination: last token", "residual after a block"),
+        }  # fmt: skip
+        assert "patched" in figure.sheet.columns
+    crossing = report.windows_by_hops(task)[0]
+    for end, frame in (("source", pre), ("destination", windows.filter(pl.col("site") == "resid_post"))):
+        means = frame.filter(pl.col("end") == end).group_by("hops").agg(pl.col("depth_crossed").mean()).sort("hops")
+        line = next(t for t in _traces(crossing, site="own") if t["visible"] and end in t["hovertext"][0])
+        assert line["y"] == pytest.approx(means["depth_crossed"].to_list(), rel=1e-5)
+    page = render(_run(run))
+    assert "paired by story (source: residual before a block; destination: residual after a block)" in page
+    assert "would have the old word back" in page
+    assert "source at resid_pre, destination at resid_post" in report.causal_markdown(_run(run))
+
+
 def test_markdown_has_windows_and_knockout(causal_run: Path, looped_run: Path) -> None:
     assert report.causal_markdown(_run(looped_run)) == ""
     text = report.causal_markdown(_run(causal_run))
