@@ -29,15 +29,17 @@ from depthprobe.analysis.grid import DepthGrid
 from depthprobe.analysis.knockout import knockout_slopes_table
 from depthprobe.analysis.settling import GROUPS, settling_by_hops_table, settling_table
 from depthprobe.analysis.slopes import MIN_CLUSTERS, differences_table, slopes_table
-from depthprobe.analysis.summary import summarise
+from depthprobe.analysis.summary import LEAST_MOVED, summarise
 from depthprobe.analysis.whole import TABLES, analyse
-from depthprobe.analysis.windows import patching_tables, site_of, window_slopes_table, windows_table
+from depthprobe.analysis.windows import NEEDED, patching_tables, site_of, window_slopes_table, windows_table
 
 __all__ = [
     "EFFECTIVE_DEPTHS",
     "EFFECTIVE_MEASURES",
     "GROUPS",
+    "LEAST_MOVED",
     "MIN_CLUSTERS",
+    "NEEDED",
     "TABLES",
     "DepthGrid",
     "accuracy_table",

@@ -187,8 +187,9 @@ def window_slopes_table(
     `*_crossed` is in steps of the axis, `*_crossed_relative` and `*_area` in shares of the depth, `*_crossed_loop` in
     loops. Where the source is patched in a loop and all later ones, patching from late on still suffices if the word is
     needed late alone: the *earlier* it crosses, the more loops need the word. That number, the loops from the crossing
-    to the end, is `source_needed_loop`. A slope from too few clusters is refused, as in `slopes`; a censored window has an area and no crossing. Of a
-    task in which no pair is answered right on both stories `reason` says so, and of how many (`NO_WINDOWS`).
+    to the end, is `source_needed_loop`. A slope from too few clusters is refused, as in `slopes`; a censored window has
+    an area and no crossing. Of a task in which no pair is answered right on both stories `reason` says so, and of how
+    many (`NO_WINDOWS`).
     """
     rows: list[dict[str, object]] = []
     for (task,), of_task in patching.select(_ITEM).unique().sort("task", "story", "hops", "item").partition_by(

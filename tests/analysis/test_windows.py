@@ -185,7 +185,7 @@ def test_the_sentence_says_how_sure() -> None:
     ("slope", "low", "high", "words"),
     [
         (0.0001, -0.001, 0.0012, "hardly changes with hops (+0.01 % of the depth per hop, 95 % interval -0.10 to"),
-        (-0.0004, -0.0007, -0.0001, "hardly changes with hops (-0.04 %"),  # sure, and next to nothing
+        (-0.0004, -0.0007, -0.0001, "hardly changes with hops (-0.04 %"),  # sure, and nearly nothing
         (0.0001, -0.08, 0.08, "no change with hops was measured"),  # a wide interval says nothing of the kind
         (0.0001, -0.001, 0.02, "no change with hops was measured"),
         (0.004, 0.001, 0.009, "later the more hops are asked"),
@@ -197,7 +197,7 @@ def test_hardly_means_that_both_bounds_are_small(slope: float, low: float, high:
     assert words in _moves(row, "it")
 
 
-@pytest.mark.parametrize(("more", "words"), [(0.5, "needed for more of the depth the more"), (-0.5, "needed for less")])
+@pytest.mark.parametrize(("more", "words"), [(0.5, "needed for more of the depth"), (-0.5, "needed for less of")])
 def test_a_word_that_is_needed_in_more_loops_is_patched_earlier(more: float, words: str) -> None:
     """Patched in this and all later loops a word that the last n loops read decides until loop R − n: it crosses the
     earlier the more loops need it, and that is more depth used."""
