@@ -100,6 +100,11 @@ class TappedModel(DepthModel):
         )
         return 2.0 * weights + 2.0 * sum(counts.values()) * self.width * (length + 1)
 
+    @property
+    def head_flops(self) -> float:
+        """Of the head for one state."""
+        return 2.0 * self.width * self.vocab_size
+
     def _gate(self, state: Tensor) -> Tensor:
         """λ [...] of a loop's end [..., d]; asked of models with a gate alone."""
         raise NotImplementedError(type(self).__name__)

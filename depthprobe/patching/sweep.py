@@ -65,6 +65,11 @@ class Spec:
     tokens: tuple[int, ...]
 
 
+def engine_bytes(max_bytes: int) -> int:
+    """What is left for the engine beside the states."""
+    return max(1, int(max_bytes * (1 - _STATES)))
+
+
 #: (coordinate, role) → mean state [d].
 Means = Callable[[Coordinate, str], Tensor]
 
@@ -115,13 +120,13 @@ def sweep(
     one = _One(model, target, tuple(sources), means, engine, max_bytes, tally, counts)
     cells: list[Spec | None] = [None, *specs]
     reads = max(len(tally.contexts(run)) for run in tally.first_runs)
-    for part in _parts(model, cells, len(target.prompt_ids), reads, max_bytes):
+    for part in fitting(model, cells, len(target.prompt_ids), reads, max_bytes):
         for run in tally.first_runs:
             one.run([cells[n] for n in part], part, run, oracles=part[0] == 0 and run == tally.first_runs[0])
     while (still := tally.open()) is not None:
         context, rows = still
         wanted = rows.tolist()
-        for part in _parts(model, [cells[n] for n in wanted], len(target.prompt_ids), len(context) + 1, max_bytes):
+        for part in fitting(model, [cells[n] for n in wanted], len(target.prompt_ids), len(context) + 1, max_bytes):
             numbers = [wanted[n] for n in part]
             one.run([cells[n] for n in numbers], numbers, context, oracles=False)
     return Swept(tally, counts.n_run, counts.n_filled, counts.flops, frozenset(counts.engines))
@@ -160,7 +165,7 @@ class _One:
         extra = self._oracles(states) if oracles else []
         device_ids = torch.tensor((*prompt, *run))
         at = [len(prompt) - 1 + len(context) for context in contexts]
-        allowed = max(1, int(self.max_bytes * (1 - _STATES)))
+        allowed = engine_bytes(self.max_bytes)
         try:
             done = model.resume(device_ids, [*cells, *extra], at, (last,), engine=self.engine, max_bytes=allowed)
         except TooLittleMemoryError as error:  # what the user is told to allow is for the states too
@@ -273,7 +278,7 @@ def footprint(ours: Tensor, theirs: Tensor) -> tuple[int, ...]:
     return tuple((apart > 1e-5 * scale).nonzero()[:, 0].tolist())
 
 
-def _parts(
+def fitting(
     model: TappedModel, cells: Sequence[Spec | None], length: int, reads: int, max_bytes: int
 ) -> Iterator[list[int]]:
     """Indices of cells whose values, and the states that they come from, fit the memory; at least one at a time.
