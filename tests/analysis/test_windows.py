@@ -177,7 +177,8 @@ def test_the_sentence_says_how_sure() -> None:
     assert "at two hop counts: ask at two hop counts or more with --hops." in alone and "--probe-items" not in alone
     wrong = ladder(3, 0.8).with_columns(both_right=pl.lit(False))
     assert said(wrong) == (
-        "By patching nothing is told of m's depth (no windows: the model answers none of 9 pairs right on both stories)."
+        "By patching nothing is told of m's depth "
+        "(no windows: the model answers none of 9 pairs right on both stories)."
     )
 
 
