@@ -213,7 +213,10 @@ def part_cost(work: Work, number: int) -> Cost:
         reads = max(len(tally.contexts(run)) for run in tally.first_runs)
         n_parts = sum(1 for _ in fitting(model, [None, *specs], end, reads, plan.max_bytes))
         for number_of_run, run in enumerate(tally.first_runs):
-            made = [Cell(), *(cell_of(spec, end, len(run), base.sources, value) for spec in specs)]
+            made = [Cell()]
+            for spec in specs:
+                same = _same_words(model, base, spec)
+                made.append(Cell() if same else cell_of(spec, end, len(run), base.sources, value))
             if not number_of_run:
                 made += _oracles(base, model, nothing)
             ids, contexts = torch.tensor((*base.target.prompt_ids, *run)), tally.contexts(run)
@@ -225,6 +228,13 @@ def part_cost(work: Work, number: int) -> Cost:
             flops += planned.flops + forwards * forward(len(ids)) + readouts * model.head_flops
             held = max(held, planned.nbytes + (states + values) * model.width * model.dtype.itemsize)
     return Cost(cells, flops, held)
+
+
+def _same_words(model: TappedModel, base: Base, spec: Spec) -> bool:
+    """Whether a cell puts embeddings of words that both stories have: it changes nothing, and is not run."""
+    if spec.kind != "set" or spec.source is None or set(spec.patch.coordinates) != {model.axis[0]}:
+        return False
+    return not set(spec.tokens) & set(base.sources[spec.source].changed)
 
 
 def _oracles(base: Base, model: TappedModel, nothing: Tensor) -> list[Cell]:
