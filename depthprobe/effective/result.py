@@ -86,7 +86,8 @@ def effective_depth(
         remedy = "open it with depthprobe.load or depthprobe.wrap"
         raise UserError(f"a {type(model).__name__} has no depth axis", remedy=remedy)
     listed = items_of(items)
-    batch_size, spared = whole(batch_size, "batch_size", 1), whole(spared, "spared", 0)
+    batch_size = whole(batch_size, "batch_size", 1)
+    spared = None if spared is None else whole(spared, "spared", 0)
     skip_too_long, chat = flag(skip_too_long, "skip_too_long"), flag(chat, "chat")
     max_bytes = memory(max_bytes)
     prepared = prepare_items(model, listed, skip_too_long=skip_too_long, bos=bos, chat=chat)
