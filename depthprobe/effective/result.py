@@ -77,7 +77,8 @@ def effective_depth(
         spared: so many tokens at the front that are never skipped; None: one, or none in a model with loops; why,
             `spared_of` says.
         skip_too_long, bos, chat: as `lens.prepare_items` takes them.
-        max_bytes: memory for the changed forwards, beyond the model; one runs at a time where no more fit.
+        max_bytes: memory for the changed forwards, beyond the model; one runs at a time where no more fit. The states
+            that they start from are read in pieces of at most a quarter of it (one part at a time where no more fit).
 
     Raises:
         UserError: items that do not fit the model or each other; a model whose states cannot be changed; NaN.
@@ -86,7 +87,8 @@ def effective_depth(
         remedy = "open it with depthprobe.load or depthprobe.wrap"
         raise UserError(f"a {type(model).__name__} has no depth axis", remedy=remedy)
     listed = items_of(items)
-    batch_size, spared = whole(batch_size, "batch_size", 1), whole(spared, "spared", 0)
+    batch_size = whole(batch_size, "batch_size", 1)
+    spared = None if spared is None else whole(spared, "spared", 0)
     skip_too_long, chat = flag(skip_too_long, "skip_too_long"), flag(chat, "chat")
     max_bytes = memory(max_bytes)
     prepared = prepare_items(model, listed, skip_too_long=skip_too_long, bos=bos, chat=chat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import polars as pl
@@ -13,7 +14,7 @@ from torch import Tensor
 from worlds import items, opened, subject, targets, tokenizer, with_donor
 
 import depthprobe
-from depthprobe.depth import Coordinate
+from depthprobe.depth import Coordinate, DecoderModel
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.errors import UserError
 from depthprobe.lens import lens_batch
@@ -300,6 +301,17 @@ def test_all_engines_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TappedModel, "resume", changing)
     result = depthprobe.causal_patch(opened("llama"), items("follow", n=3), controls=False, positions="last")
     assert result.donors["item"].n_unique() > 1 and result.engines == {"suffix", "hooks"}
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 0.05), (torch.float16, 0.01)])
+def test_nothing_is_divided_by_the_rounding_of_half_precision(dtype: torch.dtype, least: float) -> None:
+    model, asked = opened("llama"), items("follow", n=6)
+    half = DecoderModel(deepcopy(model.model).to(dtype), model.tokenizer, "half")
+    exact, found = (depthprobe.causal_patch(m, asked, positions="changed_word").frame for m in (model, half))
+    apart = (found["ld_clean"] - found["ld_donor"]).abs()
+    assert found["effect"].is_not_null().to_list() == (apart > least).to_list()
+    assert exact["effect"].null_count() == 0 and 0 < apart.min() < 0.05 < apart.max()  # type: ignore[operator]
+    assert (exact["effect"] - found["effect"]).abs().max() < 0.6  # type: ignore[operator]
 
 
 def test_a_small_memory_splits_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
