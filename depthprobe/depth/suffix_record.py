@@ -50,23 +50,22 @@ class Record:
     def call(self, step: int, state: Tensor, at: Tensor, attend: Attend) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of a block for tokens at int64 [N] positions with state [1, N, d]."""
         args, kwargs = self.arguments[step]
+        return self._with(args, state, at, attend), self._with(kwargs, state, at, attend)
 
-        def map_(value: Any) -> Any:
-            if value is _STATE:
-                return state
-            if isinstance(value, Attend):
-                return attend
-            if isinstance(value, Tensor):
-                return self._at(value, at)
-            if isinstance(value, tuple) and hasattr(value, "_fields"):
-                return type(value)(*map(map_, value))
-            if isinstance(value, list | tuple):
-                return type(value)(map(map_, value))
-            if isinstance(value, dict):
-                return {key: map_(inner) for key, inner in value.items()}
-            return value
-
-        return tuple(map(map_, args)), {key: map_(value) for key, value in kwargs.items()}
+    def _with(self, value: Any, state: Tensor, at: Tensor, attend: Attend) -> Any:
+        """A template filled. A method, as a closure that calls itself would keep `state` until it is collected."""
+        if value is _STATE:
+            return state
+        if isinstance(value, Attend):
+            return attend
+        if isinstance(value, Tensor):
+            return self._at(value, at)
+        if isinstance(value, dict):
+            return {key: self._with(inner, state, at, attend) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            made = [self._with(inner, state, at, attend) for inner in value]
+            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        return value
 
     def _at(self, value: Tensor, at: Tensor) -> Tensor:
         """The token dimension, if a tensor has one, cut to the tokens."""

@@ -60,11 +60,12 @@ class TappedModel(DepthModel):
             coordinates: the depths to read there; default: the last of the axis, which `readout` turns into logits.
             engine: "suffix" recomputes only the layers and tokens that a cell can change, "hooks" runs whole rows
                 (slow, and the reference); "auto": the first where it has been tried to give the same (once a model).
-            max_bytes: memory for the sweep beyond the model; it is split accordingly.
+            max_bytes: memory for the sweep beyond the model and the cells; it is split accordingly.
 
         Raises:
-            UserError: a cell that does not fit the model or the prompt; an engine that cannot run it; a batch in
-                which the unpatched row does not reproduce the clean run.
+            UserError: a cell that does not fit the model or the prompt; an engine that cannot run it; a limit that
+                does not hold one row and the unpatched one (it names the least that does); a batch in which the
+                unpatched row does not reproduce the clean run.
         """
         call = asked(input_ids, cells, read, coordinates, max_bytes)
         return resume(self._beneath, call.input_ids, call.cells, call.read, call.coordinates, engine, call.max_bytes)
@@ -98,6 +99,11 @@ class TappedModel(DepthModel):
             for module in self.model.get_submodule(path).modules()
         )
         return 2.0 * weights + 2.0 * sum(counts.values()) * self.width * (length + 1)
+
+    @property
+    def head_flops(self) -> float:
+        """Of the head for one state."""
+        return 2.0 * self.width * self.vocab_size
 
     def _gate(self, state: Tensor) -> Tensor:
         """λ [...] of a loop's end [..., d]; asked of models with a gate alone."""

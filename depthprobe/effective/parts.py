@@ -99,12 +99,20 @@ def around(
     model: DepthModel, ids: Tensor, parts: Sequence[Part], state_bytes: int = STATE_BYTES
 ) -> Iterator[tuple[Part, Tensor, Tensor]]:
     """(part, the states before and behind it, [S, d] each) of a forward of `ids`, int64 [S]; parts come in chunks."""
-    each = 2 * len(ids) * model.width * model.dtype.itemsize
-    for some in chunks(parts, state_bytes // each):
+    for some in chunks(parts, _together(model, len(ids), state_bytes)):
         points = tuple({point for part in some for point in (part.entered, part.left)})
         states = model.capture(ids[None], positions="all", coordinates=points, logits=False).states
         for part in some:
             yield part, states[part.entered][0], states[part.left][0]
+
+
+def n_captures(model: DepthModel, length: int, n_parts: int, state_bytes: int = STATE_BYTES) -> int:
+    """Forwards that `around` makes for so many parts."""
+    return -(-n_parts // max(1, _together(model, length, state_bytes)))
+
+
+def _together(model: DepthModel, length: int, state_bytes: int) -> int:
+    return state_bytes // (2 * length * model.width * model.dtype.itemsize)
 
 
 def cell_bytes(model: DepthModel, ids: Tensor, parts: Sequence[Part]) -> int:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from depthprobe.depth import Cell, Coordinate, Cut, Edit
-from depthprobe.depth.capture import human_bytes
 from depthprobe.depth.identity import FLOAT32_TOLERANCE
+from depthprobe.depth.suffix_memory import TooLittleMemoryError, kibibytes
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.errors import UserError
 from depthprobe.lens.targets import Path, Target
@@ -63,6 +63,11 @@ class Spec:
     role: str
     position: int | None
     tokens: tuple[int, ...]
+
+
+def engine_bytes(max_bytes: int) -> int:
+    """What is left for the engine beside the states."""
+    return max(1, int(max_bytes * (1 - _STATES)))
 
 
 #: (coordinate, role) → mean state [d].
@@ -114,13 +119,14 @@ def sweep(
     counts = _Counts()
     one = _One(model, target, tuple(sources), means, engine, max_bytes, tally, counts)
     cells: list[Spec | None] = [None, *specs]
-    for part in _parts(model, cells, len(target.prompt_ids), max_bytes):
+    reads = max(len(tally.contexts(run)) for run in tally.first_runs)
+    for part in fitting(model, cells, len(target.prompt_ids), reads, max_bytes):
         for run in tally.first_runs:
             one.run([cells[n] for n in part], part, run, oracles=part[0] == 0 and run == tally.first_runs[0])
     while (still := tally.open()) is not None:
         context, rows = still
         wanted = rows.tolist()
-        for part in _parts(model, [cells[n] for n in wanted], len(target.prompt_ids), max_bytes):
+        for part in fitting(model, [cells[n] for n in wanted], len(target.prompt_ids), len(context) + 1, max_bytes):
             numbers = [wanted[n] for n in part]
             one.run([cells[n] for n in numbers], numbers, context, oracles=False)
     return Swept(tally, counts.n_run, counts.n_filled, counts.flops, frozenset(counts.engines))
@@ -159,10 +165,12 @@ class _One:
         extra = self._oracles(states) if oracles else []
         device_ids = torch.tensor((*prompt, *run))
         at = [len(prompt) - 1 + len(context) for context in contexts]
-        done = model.resume(
-            device_ids, [*cells, *extra], at, (last,), engine=self.engine,
-            max_bytes=max(1, int(self.max_bytes * (1 - _STATES))),
-        )  # fmt: skip
+        allowed = engine_bytes(self.max_bytes)
+        try:
+            done = model.resume(device_ids, [*cells, *extra], at, (last,), engine=self.engine, max_bytes=allowed)
+        except TooLittleMemoryError as error:  # what the user is told to allow is for the states too
+            least = int(error.least / (1 - _STATES)) + 1
+            raise TooLittleMemoryError(model.name, least, self.max_bytes) from None
         found = done.states[last]
         # neither the oracles nor the clean run was asked for; an oracle whose value is what stands there does not run
         end, stood = len(prompt) - 1, done.clean[last][0]
@@ -270,8 +278,12 @@ def footprint(ours: Tensor, theirs: Tensor) -> tuple[int, ...]:
     return tuple((apart > 1e-5 * scale).nonzero()[:, 0].tolist())
 
 
-def _parts(model: TappedModel, cells: Sequence[Spec | None], length: int, max_bytes: int) -> Iterator[list[int]]:
+def fitting(
+    model: TappedModel, cells: Sequence[Spec | None], length: int, reads: int, max_bytes: int
+) -> Iterator[list[int]]:
     """Indices of cells whose values, and the states that they come from, fit the memory; at least one at a time.
+
+    A cell also leaves a state at each of the tokens that are read.
 
     Raises:
         UserError: one cell alone does not fit.
@@ -281,9 +293,9 @@ def _parts(model: TappedModel, cells: Sequence[Spec | None], length: int, max_by
     held, states = 0, set[tuple[int | None, Coordinate]]()
     for number, spec in enumerate(cells):
         new = set[tuple[int | None, Coordinate]]()
-        own = 0
+        own = reads * width
         if spec is not None and spec.kind != "cut":
-            own = len(spec.tokens) * len(spec.patch.coordinates) * width
+            own += len(spec.tokens) * len(spec.patch.coordinates) * width
             new = {(spec.source, c) for c in spec.patch.coordinates} if spec.kind == "set" else set()
         size = own + len(new - states) * length * width
         if part and held + size > limit:
@@ -291,8 +303,8 @@ def _parts(model: TappedModel, cells: Sequence[Spec | None], length: int, max_by
             part, held, states = [], 0, set()
             size = own + len(new) * length * width
         if size > limit:
-            need = human_bytes(int(size / _STATES))
-            what = f"one cell of a sweep of {model.name} needs {need}, and {human_bytes(max_bytes)} are allowed"
+            need = kibibytes(int(size / _STATES) + 1)
+            what = f"one cell of a sweep of {model.name} needs {need}, and {kibibytes(max_bytes)} are allowed"
             raise UserError(what, where="max_memory", remedy="allow more, or patch fewer places at once")
         part.append(number)
         held, states = held + size, states | new

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from depthprobe import tables
-from depthprobe.depth import Cell, Coordinate, Cut, DepthModel
+from depthprobe.depth import Cell, Coordinate, Cut, DepthModel, Edit
 from depthprobe.depth.coordinates import layer_points
 from depthprobe.depth.resume import MAX_BYTES
 from depthprobe.depth.tapped import TappedModel
@@ -27,10 +27,10 @@ from depthprobe.lens.table import check_context
 from depthprobe.lens.targets import Target
 from depthprobe.patching.means import RoleMeans
 from depthprobe.patching.pairs import Subject, Subjects, subjects
-from depthprobe.patching.probe import Plan, bases, pair_roles, probe
+from depthprobe.patching.probe import Base, Plan, bases, pair_roles, probe
 from depthprobe.patching.scores import Tally
 from depthprobe.patching.sites import offered_sites
-from depthprobe.patching.sweep import Means, Spec, cell_of
+from depthprobe.patching.sweep import Means, Spec, cell_of, engine_bytes, fitting
 
 TABLES = ("donors", "patching", "knockout")
 #: Share of all layers that a knock-out cuts together.
@@ -200,19 +200,41 @@ def part_cost(work: Work, number: int) -> Cost:
     def value(_spec: Spec, _coordinate: Coordinate, tokens: tuple[int, ...]) -> Tensor:
         return nothing.expand(len(tokens), model.width)
 
-    cells, flops, held = 0, 0.0, 0
+    def forward(length: int) -> float:
+        return length * model.flops_per_token(length)
+
+    # what tells the tokens at which a pair differs apart
+    cells, flops, held = 0, 2.0 * len(subject.pairs) * forward(len(subject.target.prompt_ids)), 0
     for base in asked:
-        specs, end = base.specs, len(base.target.prompt_ids)
+        specs, end, tally = base.specs, len(base.target.prompt_ids), Tally(base.target, base.numbers, 1)
         cells += len(specs)
         states = len(base.sources) * len(plan.coordinates) * end
         values = sum(len(spec.tokens) * len(spec.patch.coordinates) for spec in specs if spec.kind != "cut")
-        for run in Tally(base.target, base.numbers, 1).first_runs:
-            made = [cell_of(spec, end, len(run), base.sources, value) for spec in specs]
-            ids = torch.tensor((*base.target.prompt_ids, *run))
-            planned = model.plan_resume(ids, made, engine=plan.engine, max_bytes=plan.max_bytes)
-            flops += planned.flops
+        reads = max(len(tally.contexts(run)) for run in tally.first_runs)
+        n_parts = sum(1 for _ in fitting(model, [None, *specs], end, reads, plan.max_bytes))
+        for number_of_run, run in enumerate(tally.first_runs):
+            made = [Cell(), *(cell_of(spec, end, len(run), base.sources, value) for spec in specs)]
+            if not number_of_run:
+                made += _oracles(base, model, nothing)
+            ids, contexts = torch.tensor((*base.target.prompt_ids, *run)), tally.contexts(run)
+            at = [end - 1 + len(context) for context in contexts]
+            planned = model.plan_resume(ids, made, at, engine=plan.engine, max_bytes=engine_bytes(plan.max_bytes))
+            # of every part a clean run and one of each source, to check the oracles one more; then the readouts
+            forwards = n_parts * (1 + len(base.sources)) + (0 if number_of_run else len(base.sources))
+            readouts = (1 + len(specs)) * len(contexts) + (0 if number_of_run else 3 * len(base.sources))
+            flops += planned.flops + forwards * forward(len(ids)) + readouts * model.head_flops
             held = max(held, planned.nbytes + (states + values) * model.width * model.dtype.itemsize)
-    return Cost(cells, flops, min(held, plan.max_bytes))
+    return Cost(cells, flops, held)
+
+
+def _oracles(base: Base, model: TappedModel, nothing: Tensor) -> list[Cell]:
+    """Those of `sweep`, without their values."""
+    first, last, end = model.axis[0], model.axis[-1], len(base.target.prompt_ids) - 1
+    made = []
+    for source in base.sources:
+        for point, tokens in ((first, source.changed), (last, (end,))):
+            made.append(Cell((Edit(point, tokens, nothing.expand(len(tokens), model.width)),)))
+    return made
 
 
 def describe(work: Work) -> dict[str, Any]:

@@ -5,7 +5,8 @@
     work.cost(number)                               # what a part takes, for --dry-run
 
 A part's rows depend on the model, the configuration and the whole set of items, not on what ran before: a run that was
-killed computes the parts that it lacks and ends with the same tables.
+killed computes the parts that it lacks and ends with the same tables. (Under another --max-memory batches are split
+elsewhere, and float32 rounds otherwise: the tables then agree to some 1e-5.)
 """
 
 from __future__ import annotations
@@ -83,7 +84,6 @@ def _patching(model: DepthModel, prepared: Prepared, config: AnalyzeConfig, max_
 
 def _effective(model: DepthModel, prepared: Prepared, config: AnalyzeConfig, max_bytes: int, remark: Remark) -> Work:
     from depthprobe import effective
-    from depthprobe.depth.resume import row_bytes
     from depthprobe.patching.table import first_stories, tapped_model
 
     opened = tapped_model(model)
@@ -92,13 +92,10 @@ def _effective(model: DepthModel, prepared: Prepared, config: AnalyzeConfig, max
     if spared:
         first = "token is" if spared == 1 else f"{spared} tokens are"
         remark(f"the first {first} never skipped; --spare-first 0 skips layers at all tokens")
-    parts = len(effective.parts_of(model))
 
     def cost(number: int) -> Cost:
-        length = len(targets[number].prompt_ids)
-        cells = 3 * parts  # skipped everywhere, at the last token, before it
-        flops = cells * length * opened.flops_per_token(length)
-        return Cost(cells, flops, min(cells * row_bytes(opened, length), max_bytes))
+        found = effective.part_cost(opened, targets[number], spared=spared, max_bytes=max_bytes)
+        return Cost(found.cells, found.flops, found.bytes)
 
     def rows(done: Collection[int]) -> Iterator[tuple[int, Mapping[str, pl.DataFrame]]]:
         for number, found in effective.effective_rows(model, targets, 1, done=done, spared=spared, max_bytes=max_bytes):

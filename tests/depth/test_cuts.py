@@ -12,6 +12,7 @@ from more_models import more_module
 from tiny_models import CONTEXT, VOCABULARY, config, depth_model, module
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import flex_attention
 
 from depthprobe.depth import Cell, Coordinate, Cut, DecoderModel, Edit
 from depthprobe.depth.cut_check import check_cuts
@@ -106,7 +107,6 @@ def test_cuts_are_those_of_the_softmax(kind: str, engine: str, monkeypatch: pyte
 @pytest.mark.parametrize("engine", ["suffix", "hooks"])
 def test_flex_attention(kind: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its mask is a function; the reference is the same weights with eager attention."""
-    plain, model = opened(kind), opened(kind, "flex_attention")
 
     def flex(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **asked: Any) -> Any:
         # the kernel itself is compiled for half a minute: what it computes, by hand, from its kind of mask
@@ -121,8 +121,10 @@ def test_flex_attention(kind: str, engine: str, monkeypatch: pytest.MonkeyPatch)
         return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v).transpose(1, 2), None
 
     monkeypatch.setitem(t.modeling_utils.ALL_ATTENTION_FUNCTIONS._global_mapping, "flex_attention", flex)
-    own = t.masking_utils.create_block_mask
-    monkeypatch.setattr(t.masking_utils, "create_block_mask", lambda *a, **k: own(*a, **{**k, "_compile": False}))
+    own = flex_attention.create_block_mask
+    uncompiled: Any = lambda *a, **k: own(*a, **{**k, "_compile": False})  # noqa: E731
+    monkeypatch.setattr("transformers.masking_utils.create_block_mask", uncompiled)
+    plain, model = opened(kind), opened(kind, "flex_attention")
     assert isinstance(support_of(model), Support)
     cells, last = some_cells(model), model.axis[-1]
     cells.append(Cell((Edit(model.axis[1], (2,), torch.ones(1, 32)),), cells[1].cuts))

@@ -7,7 +7,7 @@ import torch
 from tiny_models import DECODERS, LOOPED, VOCABULARY, depth_model
 from torch import Tensor
 
-from depthprobe.depth import Cell, Coordinate, Cut, DepthModel, Edit
+from depthprobe.depth import Cell, Coordinate, Cut, DepthModel, Edit, suffix_memory
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.errors import UserError
 
@@ -135,7 +135,8 @@ def test_what_is_filled() -> None:
     assert all(torch.equal(state, resumed.clean[last]) for state in resumed.states[last][:6])
 
 
-def test_a_sweep_is_split_to_its_memory() -> None:
+def test_a_sweep_is_split_to_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix_memory, "HELD_BYTES", 0)
     model = opened("llama")
     theirs = donor_states(model)
     cells = [Cell((Edit(p, (t,), theirs[p][[t]]),)) for p in model.axis for t in range(LENGTH)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from worlds import items, opened, subject, targets, tokenizer, with_donor
 
 import depthprobe
-from depthprobe.depth import Coordinate, DecoderModel
+from depthprobe.depth import Coordinate, DecoderModel, suffix_memory
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.errors import UserError
 from depthprobe.lens import lens_batch
@@ -326,7 +326,9 @@ def test_a_small_memory_splits_the_sweep(monkeypatch: pytest.MonkeyPatch) -> Non
         run(self, specs, *args, **options)
 
     monkeypatch.setattr(sweeping._One, "run", counted)
-    split = depthprobe.causal_patch(model, asked, sites=("resid_post", "mlp_out"), max_bytes=60_000)
+    monkeypatch.setattr(suffix_memory, "HELD_BYTES", 0)
+    monkeypatch.setattr(sweeping, "_STATES", 0.03)
+    split = depthprobe.causal_patch(model, asked, sites=("resid_post", "mlp_out"), max_bytes=500_000)
     assert len(calls) > 5 and max(calls) < whole.n_cells / 2
     for name in ("ld_patched", "p_answer"):
         torch.testing.assert_close(whole.frame[name].to_torch(), split.frame[name].to_torch(), rtol=1e-4, atol=1e-4)

@@ -16,6 +16,7 @@ from depthprobe.cli.main import main
 from depthprobe.errors import UserError
 from depthprobe.pipeline import AnalyzeConfig, AnalyzeResult, dry_run, parse_bytes, questions
 from depthprobe.pipeline.config import NAMES, SITES
+from depthprobe.pipeline.prepare import opened
 from depthprobe.pipeline.probes import PROBES
 
 SMALL: dict[str, Any] = {
@@ -222,6 +223,21 @@ def test_a_dry_run_checks_the_folder_as_the_run_would(
     dry_run(str(tiny), out=whole.folder, remark=said.append, **SMALL)
     assert said[0] == f"this run is finished already: {whole.folder}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "used"]
+
+
+@pytest.mark.parametrize("kind", ["looped-plain", "llama"])
+def test_a_dry_run_counts_what_the_run_computes(kind: str, tmp_path: Path) -> None:
+    """Planned operations against those that torch counts in the same part, within 10 %."""
+    from tiny_saved import save_model
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = AnalyzeConfig.of({**SMALL, "model": str(save_model(tmp_path / "model", kind)), "probes": NAMES})
+    ready = opened(config, split_given=False, say=lambda _: None, told=lambda *_: None)
+    for name, probe in PROBES.items():
+        work = probe.prepare(ready.model, ready.prepared, config, 1 << 30, lambda _: None)
+        with FlopCounterMode(display=False) as counted:
+            next(iter(work.rows(set(range(1, work.n_parts)))))
+        assert work.cost(0).flops == pytest.approx(counted.get_total_flops(), rel=0.1), name
 
 
 def test_the_cells_of_a_dry_run_are_those_of_the_run(whole: AnalyzeResult, tiny: Path) -> None:

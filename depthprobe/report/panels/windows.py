@@ -27,7 +27,7 @@ _KINDS = (
 )
 #: The option in which each end is patched at the site that is told of (`analysis.site_of`).
 OWN = "own"
-_SHARES = (("censored", "circle", "solid", "never crosses"), ("nonmonotone", "circle-open", "dot", "not monotone"))
+_SHARES = (("censored", "circle", "solid", "no crossing"), ("nonmonotone", "circle-open", "dot", "not monotone"))
 
 
 def windows_by_hops(task: Task) -> tuple[Figure, ...]:
@@ -142,13 +142,13 @@ def _shares(task: Task, told: pl.DataFrame, choice: Choice) -> Figure:
         id=f"{task.slug}-window-shares",
         title="Pairs without a clear crossing",
         spec={"data": data, "layout": layout(height=330, xaxis=hops_line_axis(task.hops), yaxis=yaxis)},
-        alt="Lines over hops: the shares of pairs whose effect never crosses one half, and whose effect over depth is "
-        "not monotone. " + _ends(told, "censored", percent, start),
+        alt="Lines over hops: the shares of pairs whose effect does not cross one half on its way, and whose effect "
+        "over depth is not monotone. " + _ends(told, "censored", percent, start),
         grid=_grid(told, columns),
         sheet=told.select("task", "site", "patched", "end", "hops", "censored", "nonmonotone", "n_pairs"),
         keys=(
             *(Key("dot", WINDOW_ENDS[end][1], end) for end in WINDOW_ENDS if end in told["end"].to_list()),
-            Key("dot", "soft", "never crosses"),
+            Key("dot", "soft", "no crossing"),
             Key("ring", "soft", "not monotone"),
         ),
         choices=(choice,),
