@@ -148,9 +148,7 @@ def pair_roles(model: TappedModel, subject: Subject, pair: Pair) -> tuple[dict[s
     return roles_of(subject.item, subject.where, pair.donor.fact, word), changed
 
 
-def specs_of(
-    plan: Plan, roles: Mapping[str, tuple[int, ...]], length: int, source: int, where: str
-) -> list[Spec]:
+def specs_of(plan: Plan, roles: Mapping[str, tuple[int, ...]], length: int, source: int, where: str) -> list[Spec]:
     """The cells of one pair in one direction."""
     sets = single(dict(roles), plan.asked, plan.position == "each", length, where)
     specs = [
