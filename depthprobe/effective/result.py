@@ -77,7 +77,8 @@ def effective_depth(
         spared: so many tokens at the front that are never skipped; None: one, or none in a model with loops; why,
             `spared_of` says.
         skip_too_long, bos, chat: as `lens.prepare_items` takes them.
-        max_bytes: memory for the changed forwards, beyond the model; one runs at a time where no more fit.
+        max_bytes: memory for the changed forwards, beyond the model; one runs at a time where no more fit. The states
+            that they start from are read in pieces of at most a quarter of it (one part at a time where no more fit).
 
     Raises:
         UserError: items that do not fit the model or each other; a model whose states cannot be changed; NaN.

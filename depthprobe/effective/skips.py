@@ -128,5 +128,3 @@ def _read(model: TappedModel, target: Target, parts: Sequence[Part], states: Ten
 
 def named(part: Part) -> str:
     return f"loop {part.coordinate.loop}" if part.site == LOOP else str(part.coordinate)
-
-

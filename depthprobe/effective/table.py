@@ -64,14 +64,14 @@ def effective_batch(
     spared: int | None = None,
     engine: str = "auto",
     max_bytes: int = MAX_BYTES,
-    state_bytes: int = STATE_BYTES,
+    state_bytes: int | None = None,
 ) -> pl.DataFrame:
     """The rows of one batch: items in order, and for each its layers and loops in the order in which they end.
 
     Args:
         spared: so many tokens at the front of a prompt are never skipped (and not averaged over); see `spared_of`.
         engine: of `DepthModel.resume`; max_bytes: what its sweeps may take.
-        state_bytes: of states that are held at once.
+        state_bytes: of states that are held at once beside them; None: `STATE_BYTES`, at most a quarter of max_bytes.
 
     Raises:
         UserError: a model whose states cannot be changed; `spared` that leaves no token; NaN logits or lens (names the
@@ -79,6 +79,8 @@ def effective_batch(
     """
     if not isinstance(model, TappedModel):
         raise UserError(f"{model.name} shows states but takes none back", remedy="open it by the native route")
+    if state_bytes is None:
+        state_bytes = min(STATE_BYTES, max_bytes // 4)
     spared = spared_of(model, targets, spared)
     parts = parts_of(model)
     lens = _lens(model, targets, parts)

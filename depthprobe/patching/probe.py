@@ -32,6 +32,7 @@ DEFAULT_SITES = ("resid_post",)
 #: Roles that the last token is cut from.
 CUT_ROLES = ("changed_word", "changed_fact", "other_facts", "question_names")
 
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is asked of every subject; `Plan.of` checks it.
@@ -147,9 +148,7 @@ def pair_roles(model: TappedModel, subject: Subject, pair: Pair) -> tuple[dict[s
     return roles_of(subject.item, subject.where, pair.donor.fact, word), changed
 
 
-def specs_of(
-    plan: Plan, roles: Mapping[str, tuple[int, ...]], length: int, source: int, where: str
-) -> list[Spec]:
+def specs_of(plan: Plan, roles: Mapping[str, tuple[int, ...]], length: int, source: int, where: str) -> list[Spec]:
     """The cells of one pair in one direction."""
     sets = single(dict(roles), plan.asked, plan.position == "each", length, where)
     specs = [
@@ -266,13 +265,15 @@ def probe(model: TappedModel, plan: Plan, subject: Subject, means: Callable[[Sub
             part = slice(start, start + len(specs))
             start += len(specs)
             ends = (answer, pair.against, other.contrast(answer, pair.against))
-            rows += patch_rows(about_pair | {"direction": "donor_to_item"}, specs, ours, part, ends)
+            way = about_pair | {"direction": "donor_to_item"}
+            rows += patch_rows(way, specs, ours, part, ends, model.dtype)
         if asked[1 + number].parts:
             own, foreign = (answer, pair.against) if pair.control else (pair.against, answer)
             reference = real.contrast(own, foreign) if pair.control else ours.contrast(own, foreign)
             specs, ends = asked[1 + number].parts[0], (own, foreign, reference)
             part = slice(1, 1 + len(specs))
-            rows += patch_rows(about_pair | {"direction": "item_to_donor"}, specs, theirs[number], part, ends)
+            way = about_pair | {"direction": "item_to_donor"}
+            rows += patch_rows(way, specs, theirs[number], part, ends, model.dtype)
     found.frames["donors"] = donor_table(model, subject, keys, about, ours, theirs)
     found.frames["patching"] = tables.conform("patching", rows)
     if plan.cuts:

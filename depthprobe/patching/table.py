@@ -208,25 +208,26 @@ def part_cost(work: Work, number: int) -> Cost:
     for base in asked:
         specs, end, tally = base.specs, len(base.target.prompt_ids), Tally(base.target, base.numbers, 1)
         cells += len(specs)
-        states = len(base.sources) * len(plan.coordinates) * end
-        values = sum(len(spec.tokens) * len(spec.patch.coordinates) for spec in specs if spec.kind != "cut")
-        reads = max(len(tally.contexts(run)) for run in tally.first_runs)
-        n_parts = sum(1 for _ in fitting(model, [None, *specs], end, reads, plan.max_bytes))
-        for number_of_run, run in enumerate(tally.first_runs):
-            made = [Cell()]
-            for spec in specs:
-                same = _same_words(model, base, spec)
-                made.append(Cell() if same else cell_of(spec, end, len(run), base.sources, value))
-            if not number_of_run:
-                made += _oracles(base, model, nothing)
+        whole: list[Spec | None] = [None, *specs]
+        for run in tally.first_runs:
             ids, contexts = torch.tensor((*base.target.prompt_ids, *run)), tally.contexts(run)
             at = [end - 1 + len(context) for context in contexts]
-            planned = model.plan_resume(ids, made, at, engine=plan.engine, max_bytes=engine_bytes(plan.max_bytes))
-            # of every part a clean run and one of each source, to check the oracles one more; then the readouts
-            forwards = n_parts * (1 + len(base.sources)) + (0 if number_of_run else len(base.sources))
-            readouts = (1 + len(specs)) * len(contexts) + (0 if number_of_run else 3 * len(base.sources))
-            flops += planned.flops + forwards * forward(len(ids)) + readouts * model.head_flops
-            held = max(held, planned.nbytes + (states + values) * model.width * model.dtype.itemsize)
+            for part in fitting(
+                model, whole, base.sources, end, len(run), len(at), plan.max_bytes, oracles=run == tally.first_runs[0]
+            ):
+                made = [
+                    Cell() if (spec := whole[n]) is not None and _same_words(model, base, spec)
+                    else cell_of(spec, end, len(run), base.sources, value)
+                    for n in part.numbers
+                ]  # fmt: skip
+                checked = len(base.sources) if part.oracles else 0
+                made += _oracles(base, model, nothing) if checked else []
+                planned = model.plan_resume(ids, made, at, engine=plan.engine, max_bytes=engine_bytes(plan.max_bytes))
+                # a clean run and one of each source that is needed, to check the oracles one more; then the readouts
+                forwards = 1 + len(part.needed) + checked
+                readouts = len(part.numbers) * len(contexts) + 3 * checked
+                flops += planned.flops + forwards * forward(len(ids)) + readouts * model.head_flops
+                held = max(held, planned.nbytes + part.nbytes)
     return Cost(cells, flops, held)
 
 

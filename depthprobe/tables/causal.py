@@ -207,7 +207,7 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
 
 NULLABLE: dict[str, frozenset[str]] = {
     "donors": frozenset({"hop"}),
-    "patching": frozenset({"hop", "position", "effect"}),  # no effect where both runs say the same
+    "patching": frozenset({"hop", "position", "effect"}),  # no effect where both runs say the same, to rounding
     "knockout": frozenset(),
     "windows": frozenset({"depth_crossed", "relative", "loop_crossed"}),
     "patching_by_role": frozenset({"hops", "low", "high"}),

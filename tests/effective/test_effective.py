@@ -22,6 +22,7 @@ from depthprobe.depth import Coordinate, DecoderModel, DepthModel, LoopedModel
 from depthprobe.depth.suffix_memory import HELD_BYTES
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.effective import effective_batch, effective_depth, effective_rows, n_batches, parts_of
+from depthprobe.effective.parts import STATE_BYTES
 from depthprobe.errors import UserError
 from depthprobe.lens import Target, prepare_items
 from depthprobe.tasks.generate import Generator
@@ -175,6 +176,26 @@ def test_neither_batch_nor_memory_changes_a_row() -> None:
         assert whole[name].cast(float).to_list() == pytest.approx(alone[name].cast(float).to_list(), abs=1e-4), name
         few = whole[name][: small.height].cast(float).to_list()
         assert small[name].cast(float).to_list() == pytest.approx(few, abs=1e-4), name
+
+
+def test_states_that_are_held_keep_to_the_memory_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every place in which they are: contributions, skips, and the changes of later layers."""
+    made = items("follow", hops=(2,))
+    model = opened("looped", made)
+    held: list[int] = []
+    for place in ("contributions", "skips", "later"):
+        module = sys.modules[f"depthprobe.effective.{place}"]
+
+        def spied(*args: Any, own: Any = module.around, **options: Any) -> Any:  # type: ignore[attr-defined]
+            held.append(args[3])
+            return own(*args, **options)
+
+        monkeypatch.setattr(module, "around", spied)
+    effective_depth(model, made, max_bytes=200 << 20)
+    assert set(held) == {50 << 20} and len(held) >= 4
+    held.clear()
+    effective_depth(model, made)
+    assert set(held) == {STATE_BYTES}
 
 
 def test_batches_are_numbered_and_done_ones_left_out() -> None:

@@ -60,6 +60,8 @@ FEW: dict[str, Any] = {"at": [(1, 1)], "positions": "last", "controls": False}
         ({"knockout": np.int16(1)}, {"knockout": 1}),
         ({"seed": np.int64(0), "controls": np.bool_(False), "max_bytes": float(1 << 30)}, {}),
         ({"donors": ["relation", "relation"]}, {"donors": "relation"}),
+        ({"positions": ["last", "last", "last"]}, {"positions": "last"}),
+        ({"positions": [-1, np.int64(-1)]}, {"positions": [-1]}),
         ({"items": [asked]}, {}),
         ({"items": (one for one in [asked])}, {}),
     ],
