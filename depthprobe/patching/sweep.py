@@ -263,7 +263,10 @@ def cell_of(
     if spec.kind == "set":
         assert spec.source is not None
         # before the two stories differ their states are the same
-        tokens = tuple(token for token in tokens if token >= sources[spec.source].changed[0])
+        changed = sources[spec.source].changed
+        tokens = tuple(token for token in tokens if token >= changed[0])
+        if all(c.site == "embed" for c in spec.patch.coordinates):  # words that both stories have
+            tokens = tuple(token for token in tokens if token in changed)
     if not tokens:
         return Cell()
     return Cell(tuple(Edit(c, tokens, value(spec, c, tokens)) for c in spec.patch.coordinates))

@@ -203,8 +203,7 @@ def test_flops_by_hooks_are_those_of_the_weights_that_a_token_meets(kind: str) -
 @pytest.mark.parametrize(
     ("prompt", "cell", "text"),
     [
-        ([3, 4, 5], Cell(), "input_ids is a list"),
-        (torch.tensor([3.5, 4.0]), Cell(), "input_ids is float32"),
+        (torch.tensor([3.5, 4.0]), Cell(), "input_ids are float32"),
         (torch.zeros(0, dtype=torch.long), Cell(), r"input_ids have shape \(0,\)"),
         (torch.zeros(1, 3, dtype=torch.long), Cell(), r"input_ids have shape \(1, 3\)"),
         (ids(), Cell((Edit(Coordinate(1, 1), (1,), torch.full((1, 32), torch.nan)),)), r"not finite .*\(cell 0\)"),

@@ -140,10 +140,10 @@ def test_a_sweep_is_split_to_its_memory(monkeypatch: pytest.MonkeyPatch) -> None
     model = opened("llama")
     theirs = donor_states(model)
     cells = [Cell((Edit(p, (t,), theirs[p][[t]]),)) for p in model.axis for t in range(LENGTH)]
-    whole, split = model.resume(ids(), cells), model.resume(ids(), cells, max_bytes=200_000)
+    whole, split = model.resume(ids(), cells), model.resume(ids(), cells, max_bytes=80_000)
     last = model.axis[-1]
     torch.testing.assert_close(whole.states[last], split.states[last], rtol=1e-5, atol=1e-5)
-    assert model.plan_resume(ids(), cells, max_bytes=200_000).n_batches > 1
+    assert model.plan_resume(ids(), cells, max_bytes=80_000).n_batches > 1
     assert split.token_layers > whole.token_layers  # an unpatched row in each batch
 
 
