@@ -97,7 +97,7 @@ def command(
         typer.Option("--probes", help="lens, the default; with others: lens,patching,effective (skipped layers)."),
     ] = None,
     probe_items: Annotated[
-        int | None, typer.Option("--probe-items", help="Stories of each task for probes beside the lens. 8.")
+        int | None, typer.Option("--probe-items", help="Stories of each task for other probes. 8; for slopes 60.")
     ] = None,
     sites: Annotated[
         str | None,

@@ -48,8 +48,10 @@ def part_cost(
     parts, cost = parts_of(model), Cost()
     ids, suffixes = torch.tensor(target.prompt_ids, device=model.device), wanted_suffixes(target)
     end = len(ids) - 1
-    # the lens reads every part and the output behind every suffix, then each part's contribution is caught
-    cost.flops += sum(_forward(model, end + 1 + len(suffix)) for suffix in suffixes)
+    # the lens reads every part and the output behind every suffix, each run behind the prompt's cache where that can be
+    again = 0 if model.can_continue else end + 1
+    tokens = end + 1 + sum(again + len(suffix) for suffix in suffixes if suffix)
+    cost.flops += tokens * model.flops_per_token(end + 1)
     # the output without each part, behind every suffix; what is read is held to the model's own logits, too
     cost.flops += model.head_flops * (len(parts) + 1 + len(suffixes) * (len(parts) + 3))
     cost.flops += n_captures(model, end + 1, len(parts), state_bytes) * _forward(model, end + 1)

@@ -215,7 +215,8 @@ def part_cost(work: Work, number: int) -> Cost:
             for part in fitting(
                 model, whole, base.sources, end, len(run), len(at), plan.max_bytes, oracles=run == tally.first_runs[0]
             ):
-                made = [cell_of(whole[n], end, len(run), base.sources, value) for n in part.numbers]
+                mine = [None if _same_words(model, base, whole[n]) else whole[n] for n in part.numbers]
+                made = [cell_of(spec, end, len(run), base.sources, value) for spec in mine]
                 checked = len(base.sources) if part.oracles else 0
                 made += _oracles(base, model, nothing) if checked else []
                 planned = model.plan_resume(ids, made, at, engine=plan.engine, max_bytes=engine_bytes(plan.max_bytes))
@@ -225,6 +226,13 @@ def part_cost(work: Work, number: int) -> Cost:
                 flops += planned.flops + forwards * forward(len(ids)) + readouts * model.head_flops
                 held = max(held, planned.nbytes + part.nbytes)
     return Cost(cells, flops, held)
+
+
+def _same_words(model: TappedModel, base: Base, spec: Spec | None) -> bool:
+    """Whether a cell puts embeddings of words that both stories have: it changes nothing, and is not run."""
+    if spec is None or spec.kind != "set" or spec.source is None or set(spec.patch.coordinates) != {model.axis[0]}:
+        return False
+    return not set(spec.tokens) & set(base.sources[spec.source].changed)
 
 
 def _oracles(base: Base, model: TappedModel, nothing: Tensor) -> list[Cell]:

@@ -189,8 +189,9 @@ def _lead(found: Sequence[Measure], task: Task, name: str) -> str:
     else:
         lead = f"whether {uses} is not told by any measure that changes it"
     places = [one for one in found if one.place and one.says in ("later", "earlier")]
-    moved = "; ".join(f"by {one.short} {one.says} with more hops" for one in places)
-    where = f". Where skips tell, not how much of the depth is used, moves: {moved}" if places else ""
+    moved = " and ".join(f"{one.says} by {one.short}" for one in places)
+    why = "Where skipping matters, which is not how much of the depth is used, moves with more hops"
+    where = f". {why}: {moved}" if places else ""
     read = [one for one in found if one.how == READ]
     later = [one.short for one in read if one.says == "later"]
     off = [*([f"later with more hops by {_listed(later)}"] if later else []), *_others(read)]
