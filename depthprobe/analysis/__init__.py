@@ -26,17 +26,20 @@ from depthprobe.analysis.effective import (
 )
 from depthprobe.analysis.exits import exits_by_hops_table, exits_table, fixed_exits_table
 from depthprobe.analysis.grid import DepthGrid
+from depthprobe.analysis.knockout import knockout_slopes_table
 from depthprobe.analysis.settling import GROUPS, settling_by_hops_table, settling_table
 from depthprobe.analysis.slopes import MIN_CLUSTERS, differences_table, slopes_table
-from depthprobe.analysis.summary import summarise
+from depthprobe.analysis.summary import LEAST_MOVED, summarise
 from depthprobe.analysis.whole import TABLES, analyse
-from depthprobe.analysis.windows import patching_tables, window_slopes_table, windows_table
+from depthprobe.analysis.windows import NEEDED, patching_tables, site_of, window_slopes_table, windows_table
 
 __all__ = [
     "EFFECTIVE_DEPTHS",
     "EFFECTIVE_MEASURES",
     "GROUPS",
+    "LEAST_MOVED",
     "MIN_CLUSTERS",
+    "NEEDED",
     "TABLES",
     "DepthGrid",
     "accuracy_table",
@@ -52,8 +55,10 @@ __all__ = [
     "exits_table",
     "fixed_exits_table",
     "item_depths",
+    "knockout_slopes_table",
     "means_by_hops",
     "patching_tables",
+    "site_of",
     "settling_by_hops_table",
     "settling_table",
     "slope_of",

@@ -258,16 +258,16 @@ def effective_sentence(found: Mapping[str, pl.DataFrame], task: str, name: str) 
         if at["half_later"]:
             where, moved = _places(at["half_later"]), _moved(slopes["half_later"], "deeper", "less deep")
             said += f"; half of what later layers at the answer owe to earlier tokens lies before {where} of its depth"
-            said += f", {moved}"
+            said += moved
         return said + "."
     said = (
         f"On {task}, {_places(at['used_share'])} of {name}'s layers move its output when skipped (by a KL above "
-        f"{USED} nats), {_moved(slopes['used_share'], 'more of them', 'fewer of them')}"
+        f"{USED} nats){_moved(slopes['used_share'], 'more of them', 'fewer of them')}"
     )
     if at["half_depth"]:
         said += f"; half of the effect of all skips lies before {_places(at['half_depth'])} of the depth"
         if slopes["half_depth"]["slope"] is not None:
-            said += f", {_moved(slopes['half_depth'], 'deeper', 'less deep')}"
+            said += _moved(slopes["half_depth"], "deeper", "less deep")
     return said + "."
 
 
@@ -278,17 +278,18 @@ def _places(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _moved(slope: Mapping[str, Any], more: str, less: str) -> str:
+    """What follows the places, with the mark before it."""
     value, low, high = slope["slope"], slope["low"], slope["high"]
     if value is None:
-        return f"whether that changes with hops is not told: {slope['reason']}"
+        return f"; whether that changes with hops is not told: {slope['reason']}"
     change = f"{100 * value:+.1f} points per hop"
     if low is None or high is None:
-        return f"{change}, without an interval"
+        return f", {change}, without an interval"
     change += f", 95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
     asked = f"{slope['n_stories']} stories in {slope['n_clusters']} clusters"
     if low > 0 or high < 0:
-        return f"{more if low > 0 else less} the more hops are asked ({change}; {asked})"
-    return f"with no change by hops measured ({change}, which includes 0; {asked})"
+        return f", {more if low > 0 else less} the more hops are asked ({change}; {asked})"
+    return f", with no change by hops measured ({change}, which includes 0; {asked})"
 
 
 def _hops(k: int) -> str:

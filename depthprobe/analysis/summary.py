@@ -14,12 +14,12 @@ import polars as pl
 
 from depthprobe import tables
 from depthprobe.analysis.effective import effective_sentence
-from depthprobe.analysis.windows import ENDS, site_of
+from depthprobe.analysis.windows import ENDS, NEEDED, backwards, site_of
 
-__all__ = ["summarise"]
+__all__ = ["LEAST_MOVED", "summarise"]
 
-#: A window that moves by a smaller share of the depth per hop is not said to move, however sure that is.
-LEAST_MOVED = 5e-4
+#: What moves by less than this share of the depth per hop, by both bounds of its interval, hardly moves.
+LEAST_MOVED = 5e-3
 
 
 def summarise(found: Mapping[str, pl.DataFrame], *, name: str, exit_q: float | None = None) -> dict[str, Any]:
@@ -185,36 +185,67 @@ def _windows(name: str, rows: list[dict[str, Any]]) -> str:
     found = {row["quantity"]: row for row in rows}
     arrives, leaves = found["destination_crossed_relative"], found["source_crossed_relative"]
     if not arrives["n_pairs"]:
-        return f"By patching nothing is told of {name}'s depth: it answers no pair of stories right on both."
+        return f"By patching nothing is told of {name}'s depth ({arrives['reason']})."
     if arrives["slope"] is None and leaves["slope"] is None:
-        return (
-            f"By patching, whether {name} uses more depth with more hops is not told: {arrives['reason']}: "
-            "ask for more stories with --probe-items."
-        )
-    said = [
-        _moves("what the answer needs reaches the last token", arrives),
-        _moves("the changed word stops mattering", leaves),
-    ]
+        why = f"{arrives['reason']}{_remedy(arrives)}"
+        return f"By patching, whether {name} uses more depth with more hops is not told: {why}."
+    said = [_moves(arrives, "what the answer needs reaches the last token")]
+    if NEEDED in found:  # patched in all later loops: what is left of the depth needs the word
+        mean = None if leaves["mean"] is None else 1 - leaves["mean"]
+        said.append(_needed(backwards(leaves) | {"mean": mean}))
+    else:
+        said.append(_moves(leaves, "the changed word stops mattering"))
     pairs = f"{arrives['n_pairs']} pairs of stories, right on both"
     return f"By patching, {' and '.join(part for part in said if part)} ({pairs})."
 
 
-def _moves(what: str, row: dict[str, Any]) -> str:
-    if row["slope"] is None:
+def _remedy(row: Mapping[str, Any]) -> str:
+    """What helps against too few; nothing of the kind helps where no story is asked twice."""
+    if not row["n_stories"]:
+        return ": ask at two hop counts or more with --hops"
+    return ": ask for more stories with --probe-items, and as many with --n"
+
+
+def _moves(row: Mapping[str, Any], what: str) -> str:
+    found = _told(row, "later", "earlier, not later,")
+    if found is None:
         return ""
-    change = f"{100 * row['slope']:+.1f} % of the depth per hop, 95 % interval {100 * row['low']:+.1f} to "
-    change += f"{100 * row['high']:+.1f}"
+    moved, change = found
+    if moved is None:
+        return f"no change with hops was measured of when {what} ({change})"
+    return f"{what} {moved} ({change})" if moved else f"when {what} hardly changes with hops ({change})"
+
+
+def _needed(row: Mapping[str, Any]) -> str:
+    found = _told(row, "more", "less")
+    if found is None:
+        return ""
+    moved, change = found
+    if moved is None:
+        return f"no change with hops was measured of how much of the depth the changed word is needed for ({change})"
+    if not moved:
+        return f"how much of the depth the changed word is needed for hardly changes with hops ({change})"
+    amount, rest = moved.split(" ", 1)
+    return f"the changed word is needed for {amount} of the depth {rest} ({change})"
+
+
+def _told(row: Mapping[str, Any], rises: str, falls: str) -> tuple[str | None, str] | None:
+    """(which way, "" for hardly at all, None for no measured change; the change in words); None: it is not told."""
+    if row["slope"] is None:
+        return None
+    most = max(abs(row["low"]), abs(row["high"]))
+    digits = 1 if most >= LEAST_MOVED else 2 if most >= LEAST_MOVED / 10 else 3
+    slope, low, high = (f"{100 * row[name]:+.{digits}f}" for name in ("slope", "low", "high"))
+    change = f"{slope} % of the depth per hop, 95 % interval {low} to {high}"
     if row["mean"] is not None:
-        change += f"; on average at {100 * row['mean']:.0f} %"
+        change += f"; on average {'for the last' if rises == 'more' else 'at'} {100 * row['mean']:.0f} %"
     if row["share_censored"]:
-        change += f"; {100 * row['share_censored']:.0f} % of the pairs never cross"
-    if abs(row["slope"]) < LEAST_MOVED:
-        return f"when {what} hardly changes with hops ({change})"
-    if row["low"] > 0:
-        return f"{what} later the more hops are asked ({change})"
-    if row["high"] < 0:
-        return f"{what} earlier, not later, the more hops are asked ({change})"
-    return f"no change with hops was measured of when {what} ({change}, which includes 0)"
+        change += f"; {100 * row['share_censored']:.0f} % of the pairs have no crossing"
+    if most < LEAST_MOVED:
+        return "", change
+    if row["low"] <= 0 <= row["high"]:
+        return None, f"{change}, which includes 0"
+    return f"{rises if row['low'] > 0 else falls} the more hops are asked", change
 
 
 def _shortcut(rows: list[dict[str, Any]]) -> str:

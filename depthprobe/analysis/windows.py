@@ -26,6 +26,7 @@ import polars as pl
 from depthprobe import tables
 from depthprobe.analysis.bootstrap import mean_interval
 from depthprobe.analysis.grid import with_clusters
+from depthprobe.analysis.knockout import knockout_slopes_table
 from depthprobe.analysis.slopes import paired_slope
 
 __all__ = ["BACK", "ENDS", "knockout_by_depth_table", "patching_by_role_table", "patching_tables", "site_of",
@@ -36,6 +37,12 @@ ENDS: dict[str, tuple[str, bool]] = {"source": ("changed_word", False), "destina
 
 #: How far an effect may go back before its curve is called not monotone.
 BACK = 0.1
+
+#: What the reason of a missing slope begins with where there are no pairs to have windows.
+NO_WINDOWS = "no windows"
+
+#: The quantity of loops that need the changed word, counted from the end.
+NEEDED = "source_needed_loop"
 
 _ITEM = ("item", "story", "cluster", "task", "hops")
 _SWEEP = ("donor_kind", "control", "direction", "kind", "span", "site", "role", "depth")
@@ -53,14 +60,15 @@ def patching_tables(
     Args:
         axis: the model's depths (depth, loop, layer, is_loop_end), as `DepthGrid.axis` has them.
     """
-    patching = found["patching"]
+    patching, cuts = found["patching"], found.get("knockout", tables.empty("knockout"))
     windows = windows_table(patching, axis)
     boot = {"seed": seed, "resamples": resamples}
     return {
         "windows": windows,
         "window_slopes": window_slopes_table(windows, patching, **boot),
         "patching_by_role": patching_by_role_table(patching, **boot),
-        "knockout_by_depth": knockout_by_depth_table(found.get("knockout", tables.empty("knockout")), **boot),
+        "knockout_by_depth": knockout_by_depth_table(cuts, **boot),
+        "knockout_slopes": knockout_slopes_table(cuts, **boot),
     }
 
 
@@ -177,7 +185,11 @@ def window_slopes_table(
         patching: all rows, from which clusters are known before any pair is left out.
 
     `*_crossed` is in steps of the axis, `*_crossed_relative` and `*_area` in shares of the depth, `*_crossed_loop` in
-    loops. A slope from too few clusters is refused, as in `slopes`; a censored window has an area and no crossing.
+    loops. Where the source is patched in a loop and all later ones, patching from late on still suffices if the word is
+    needed late alone: the *earlier* it crosses, the more loops need the word. That number, the loops from the crossing
+    to the end, is `source_needed_loop`. A slope from too few clusters is refused, as in `slopes`; a censored window has
+    an area and no crossing. Of a task in which no pair is answered right on both stories `reason` says so, and of how
+    many (`NO_WINDOWS`).
     """
     rows: list[dict[str, object]] = []
     for (task,), of_task in patching.select(_ITEM).unique().sort("task", "story", "hops", "item").partition_by(
@@ -185,6 +197,7 @@ def window_slopes_table(
     ).items():
         clusters = with_clusters(of_task).select("item", "whole")
         own = windows.filter(pl.col("task") == task)
+        nothing = _no_windows(patching.filter(pl.col("task") == task))
         for end in ENDS:
             pairs = own.filter((pl.col("end") == end) & (pl.col("site") == site_of(own, end)))
             shares = {
@@ -197,8 +210,38 @@ def window_slopes_table(
                     continue
                 kept = pairs.filter(pl.col(column).is_not_null()).join(clusters, on="item", how="left")
                 slope = paired_slope(kept.sort("story", "hops", "item"), column, seed, resamples)
+                if nothing is not None:
+                    slope["reason"] = nothing
                 rows.append({"task": task, "quantity": f"{end}_{name}"} | slope | shares)
+                if column == "loop_crossed" and end == "source" and _later_patched(patching, str(task), own):
+                    rows.append({"task": task, "quantity": NEEDED} | backwards(slope) | shares)
     return tables.conform("window_slopes", rows)
+
+
+def backwards(row: Mapping[str, object]) -> dict[str, object]:
+    """The slope of what is counted from the end."""
+    found = dict(row)
+    for one, other in (("slope", "slope"), ("low", "high"), ("high", "low")):
+        value = row[other]
+        found[one] = -value if isinstance(value, float) else None
+    return found
+
+
+def _later_patched(patching: pl.DataFrame, task: str, windows: pl.DataFrame) -> bool:
+    """Whether the source that is told of is patched in all later loops, too."""
+    return not patching.filter(
+        (pl.col("task") == task) & (pl.col("role") == ENDS["source"][0]) & (pl.col("span") == "later")
+        & (pl.col("site") == site_of(windows, "source"))
+    ).is_empty()  # fmt: skip
+
+
+def _no_windows(patching: pl.DataFrame) -> str | None:
+    """Why a task has no windows, if no pair of its stories is answered right twice; None if one is."""
+    pairs = patching.filter(~pl.col("control")).group_by("item", "donor_kind", "hop").agg(pl.col("both_right").any())
+    if pairs["both_right"].any():
+        return None
+    of = f"{pairs.height} pair{'' if pairs.height == 1 else 's'}"
+    return f"{NO_WINDOWS}: the model answers none of {of} right on both stories"
 
 
 def patching_by_role_table(patching: pl.DataFrame, *, seed: int = 0, resamples: int = 2000) -> pl.DataFrame:

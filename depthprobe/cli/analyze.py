@@ -86,7 +86,8 @@ def command(
         typer.Option("--browse", help="Questions to read token by token; 0: none. Default: as many as are cheap."),
     ] = None,
     lens: Annotated[
-        str | None, typer.Option("--lens", help="plain (the default), norm and head alone; or tuned, with --tuned.")
+        str | None,
+        typer.Option("--lens", help="plain (the default), norm and head alone; tuned, with --tuned; coda."),
     ] = None,
     tuned: Annotated[
         str | None, typer.Option("--tuned", help="A tuned lens: a file of `depthprobe lens train`.")
@@ -96,11 +97,19 @@ def command(
         typer.Option("--probes", help="lens, the default; with others: lens,patching,effective (skipped layers)."),
     ] = None,
     probe_items: Annotated[
-        int | None, typer.Option("--probe-items", help="Stories of each task for probes beside the lens. 8.")
+        int | None, typer.Option("--probe-items", help="Stories of each task for other probes. 8; for slopes 60.")
     ] = None,
     sites: Annotated[
         str | None,
         typer.Option("--sites", help="Where to patch: resid_post (default), resid_pre, attn_out, mlp_out, loop_state."),
+    ] = None,
+    patch_tokens: Annotated[
+        int | None,
+        typer.Option("--patch-tokens", help="Questions of each k that are also patched token by token; 0: none. 1."),
+    ] = None,
+    spare_first: Annotated[
+        int | None,
+        typer.Option("--spare-first", help="First tokens that layers are never skipped for. 1; of looped models 0."),
     ] = None,
     max_memory: Annotated[
         str | None, typer.Option("--max-memory", help="What a sweep may take beyond the model. 1GiB.")
@@ -140,6 +149,8 @@ def command(
         "probes": probes,
         "probe_items": probe_items,
         "sites": sites,
+        "patch_tokens": patch_tokens,
+        "spare_first": spare_first,
         "max_memory": max_memory,
         "out": out,
     }
@@ -154,7 +165,8 @@ def command(
     if dry_run:
         from depthprobe.pipeline.plan import dry_run as plan
 
-        _print_plan(plan(max_memory=memory, remark=lambda line: print(line, file=sys.stderr), **options), as_json)
+        told = plan(out=where, max_memory=memory, remark=lambda line: print(line, file=sys.stderr), **options)
+        _print_plan(told, as_json)
         return
     from depthprobe.pipeline.analyze import analyze
 

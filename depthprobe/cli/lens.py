@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from depthprobe.errors import UserError
+from depthprobe.files import check_place
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,7 +29,9 @@ _Data = Annotated[
         "file, or a folder of them. One document in five is held out from training.",
     ),
 ]
-_Length = Annotated[int, typer.Option("--length", min=2, help="Tokens of a row, at most.")]
+_Length = Annotated[
+    int | None, typer.Option("--length", min=2, help="Tokens of a row, at most. 128, or all of a shorter context.")
+]
 _Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
 _Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
 _Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit of a hub model.")]
@@ -53,7 +56,7 @@ def train(
     reads: Annotated[int, typer.Option("--reads", min=1, help="Positions of each text that a step reads.")] = 8,
     rate: Annotated[float, typer.Option("--rate", help="Learning rate; it falls linearly to nothing.")] = 0.02,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the order of texts and of positions.")] = 0,
-    length: _Length = 128,
+    length: _Length = None,
     device: _Device = "cpu",
     dtype: _Dtype = "auto",
     revision: _Revision = None,
@@ -65,6 +68,7 @@ def train(
         raise UserError(what, where="--out", remedy=f"name it {out.stem}.safetensors")
     if out.exists() and not overwrite:
         raise UserError("there is a file already", where=str(out), remedy="name another, or pass --overwrite")
+    check_place(out.parent, what="the tuned lens cannot be written")
     from depthprobe.lens import Recipe
     from depthprobe.pipeline.tuned import train_lens
 
@@ -85,7 +89,7 @@ def evaluate(
     ] = False,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Positions to read, about.")] = 4096,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the positions and of the bootstrap.")] = 0,
-    length: _Length = 128,
+    length: _Length = None,
     device: _Device = "cpu",
     dtype: _Dtype = "auto",
     revision: _Revision = None,
@@ -97,27 +101,31 @@ def evaluate(
     if as_json is not None and not as_json.resolve().parent.is_dir():
         where = str(as_json.parent)
         raise UserError("there is no such folder", where=where, remedy="make it, or choose another --json")
+    if as_json is not None:
+        check_place(as_json.parent, remedy="choose another --json")
     from depthprobe.lens import TunedLens
-    from depthprobe.pipeline.tuned import evaluate_lens
+    from depthprobe.pipeline.tuned import DOCUMENTS, evaluate_lens
 
     opened = _open(model, device, dtype, revision)
     found = TunedLens.load(lens, opened)
-    if every and data == found.about.get("data"):
-        remedy = "leave out --all: the documents that were held out are read then"
-        raise UserError("the lens was trained on this text", where=data, remedy=remedy)
     split = "all" if every else "heldout"
-    table = evaluate_lens(opened, found, data, split=split, tokens=tokens, seed=seed, length=length)
+    table = evaluate_lens(
+        opened, found, data, split=split, tokens=tokens, seed=seed, length=length,
+        remark=lambda line: print(line, file=sys.stderr),
+    )  # fmt: skip
     verdict = _verdict(opened, table)
     _print(opened, table, f"{opened.name} on {data}, {'all' if every else 'held-out'} text")
     typer.echo(verdict)
     if as_json is not None:
+        trained = {name: value for name, value in found.about.items() if name != DOCUMENTS}
         told = {
-            "model": opened.name, "lens": str(lens), "trained_on": dict(found.about), "data": data, "split": split,
+            "model": opened.name, "lens": str(lens), "trained_on": trained, "data": data, "split": split,
             "positions": table["positions"][0], "groups": table["groups"][0], "verdict": verdict,
-            "below_everywhere": not _above(table), "depths": table.drop("positions", "groups").to_dicts(),
+            "below_everywhere": not _above(table) and not _unsure(table), "below_on_average": not _above(table),
+            "depths": table.drop("positions", "groups").to_dicts(),
         }  # fmt: skip
         text = json.dumps(told, ensure_ascii=False, indent=2, allow_nan=False)
-        from depthprobe.runs.files import atomic_write
+        from depthprobe.files import atomic_write
 
         atomic_write(as_json, text.encode())
 
@@ -143,16 +151,29 @@ def _told(steps: int) -> Callable[[int, int, float], None]:
 
 
 def _above(table: pl.DataFrame) -> list[int]:
-    """Depths before the last at which the tuned lens is not below, though there is something to be below."""
+    """Depths before the last at which the tuned lens is not below on average, though there is something to be below."""
     return table[:-1].filter(~table[:-1]["below"] & ~table[:-1]["exact"])["depth"].to_list()
+
+
+def _unsure(table: pl.DataFrame) -> list[int]:
+    """Depths before the last at which it is below on average, and the interval of the difference does not say so."""
+    before = table[:-1]
+    sure = (before["difference_high"] < 0).fill_null(False)
+    return before.filter(before["below"] & ~before["exact"] & ~sure)["depth"].to_list()
 
 
 def _verdict(model: DepthModel, table: pl.DataFrame) -> str:
     exact = table[:-1].filter("exact")["depth"].to_list()
     beside = f", apart from {_names(model, exact)}, read as the model's own output already" if exact else ""
     if above := _above(table):
-        return f"The tuned lens is not below the logit lens at {_names(model, above)}{beside}."
-    return f"The tuned lens is below the logit lens at every depth before the last{beside}."
+        return f"The tuned lens is on average not below the logit lens at {_names(model, above)}{beside}."
+    below = f"below the logit lens at every depth before the last{beside}"
+    if table["difference_high"].null_count():
+        return f"The tuned lens is on average {below}; from {table['groups'][0]} groups no interval is told."
+    if unsure := _unsure(table):
+        where = _names(model, unsure)
+        return f"The tuned lens is on average {below}; the interval of the difference reaches 0 at {where}."
+    return f"The tuned lens is {below}, by more than the intervals."
 
 
 def _names(model: DepthModel, depths: list[int]) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from depthprobe.depth.arguments import coordinates_of, listed, memory, shown, token_row, whole
 from depthprobe.depth.coordinates import Coordinate
 from depthprobe.errors import UserError
 
@@ -74,6 +77,38 @@ class Resumed:
     drift: float
 
 
+class Asked(NamedTuple):
+    """The arguments of `DepthModel.resume` in one form, whatever they came in."""
+
+    input_ids: Tensor
+    cells: tuple[Cell, ...]
+    read: tuple[int, ...] | None
+    coordinates: tuple[Coordinate, ...] | None
+    max_bytes: int
+
+
+def asked(input_ids: Any, cells: Any, read: Any, coordinates: Any, max_bytes: Any) -> Asked:
+    """What a caller of `DepthModel.resume` gave: one cell, token or coordinate serves for a list of one.
+
+    Raises:
+        UserError: anything of another kind, in one line. Whether it fits the model is looked at later (`check_cells`).
+    """
+    if isinstance(cells, Cell):
+        cells = (cells,)
+    if isinstance(cells, str) or not isinstance(cells, Iterable):
+        raise UserError(f"cells is {shown(cells)}", remedy="give cells of depthprobe.depth.Cell")
+    found = tuple(cells)
+    for number, cell in enumerate(found):
+        if not isinstance(cell, Cell):
+            raise UserError(f"{shown(cell)} is no Cell", where=f"cell {number}", remedy="give Cell((Edit(…),))")
+    at = None
+    if read is not None:
+        remedy = "give tokens by their number"
+        at = tuple(whole(one, "read", remedy=remedy) for one in listed(read, "tokens", "by its number"))
+    wanted = None if coordinates is None else coordinates_of(coordinates)
+    return Asked(token_row(input_ids), found, at, wanted, memory(max_bytes))
+
+
 def layer_of(coordinate: Coordinate) -> tuple[int, int]:
     """(loop, layer), by which cuts and edits are looked up."""
     return coordinate.loop, coordinate.layer
@@ -81,23 +116,26 @@ def layer_of(coordinate: Coordinate) -> tuple[int, int]:
 
 def check_cells(
     cells: Sequence[Cell], points: Iterable[Coordinate], layers: Iterable[tuple[int, int]], length: int, width: int,
-    name: str,
+    dtype: torch.dtype, name: str,
 ) -> None:  # fmt: skip
     """Whether cells fit a model and a prompt.
 
     Args:
         points: the points of the model; layers: (loop, layer) of its layers.
-        length: S; width: d.
+        length: S; width: d; dtype: that in which values stand in the model.
 
     Raises:
-        UserError: a site, depth or position that there is not, a value of another shape, a skip elsewhere than at a
-            layer's end, a query cut from itself; it names the cell.
+        UserError: a site, depth or position that there is not, a value of another shape or not finite, a skip
+            elsewhere than at a layer's end, a query cut from itself; it names the cell.
     """
     known, stacked = frozenset(points), frozenset(layers)
     sites = sorted({point.site for point in known})
     for number, cell in enumerate(cells):
         where = f"cell {number}"
-        for edit in cell.edits:
+        if not isinstance(cell, Cell):
+            raise UserError(f"{shown(cell)} is no Cell", where=where, remedy="give Cell((Edit(…),))")
+        for edit in _all(cell.edits, Edit, where):
+            coordinates_of([edit.coordinate], where)
             if edit.coordinate not in known:
                 if edit.coordinate.site not in sites:
                     what = f"{name} does not show its {edit.coordinate.site}"
@@ -108,10 +146,17 @@ def check_cells(
                 if edit.coordinate.site != "resid_post":
                     what = f"a block is skipped at its resid_post, not at {edit.coordinate.site}"
                     raise UserError(what, where=where)
+            elif not isinstance(edit.value, Tensor) or not edit.value.is_floating_point():
+                what = f"the value of an edit is {shown(edit.value)}"
+                raise UserError(what, where=where, remedy=f"give a tensor of states, {len(edit.positions)} × {width}")
             elif edit.value.shape != (len(edit.positions), width):
                 what = f"an edit of {len(edit.positions)} tokens has a value of shape {tuple(edit.value.shape)}"
                 raise UserError(what, where=where, remedy=f"give {len(edit.positions)} × {width}")
-        for cut in cell.cuts:
+            elif not bool(edit.value.to(dtype).isfinite().all()):
+                what = f"the value of an edit at {edit.coordinate} is not finite in {str(dtype).removeprefix('torch.')}"
+                raise UserError(what, where=where, remedy="look for an overflow where it comes from")
+        for cut in _all(cell.cuts, Cut, where):
+            coordinates_of([cut.coordinate], where)
             if layer_of(cut.coordinate) not in stacked:
                 raise UserError(f"{name} has no layer {cut.coordinate}", where=where)
             _check_positions(cut.queries, length, where)
@@ -121,7 +166,20 @@ def check_cells(
                 raise UserError(what, where=where, remedy="leave a query its own key")
 
 
-def _check_positions(positions: tuple[int, ...], length: int, where: str) -> None:
+def _all(given: Any, kind: type[Any], where: str) -> Sequence[Any]:
+    """The edits, or the cuts, of a cell."""
+    if isinstance(given, list | tuple) and all(isinstance(one, kind) for one in given):
+        return given
+    name = f"{kind.__name__.lower()}s"
+    raise UserError(f"the {name} of a cell are {shown(given)}", where=where, remedy=f"give a tuple of {kind.__name__}")
+
+
+def _check_positions(positions: Any, length: int, where: str) -> None:
+    if not isinstance(positions, list | tuple | range):
+        raise UserError(f"positions are {shown(positions)}", where=where, remedy="give a tuple of tokens")
+    for position in positions:
+        if isinstance(position, bool) or not isinstance(position, int | np.integer):
+            raise UserError(f"a position is {shown(position)}", where=where, remedy="give tokens by their number")
     if not positions or list(positions) != sorted(set(positions)):
         raise UserError(f"positions are {positions}", where=where, remedy="give tokens once, in ascending order")
     for position in positions:
@@ -185,7 +243,7 @@ def changes_nothing(
         if edit.value is None or clean is None:
             return False
         stood = clean[edit.coordinate][list(edit.positions)]
-        if not torch.equal(edit.value.to(stood.dtype), stood):
+        if not torch.equal(edit.value.to(stood.device, stood.dtype), stood):
             return False
     for cut in cell.cuts:
         if reach.order[Coordinate(*layer_of(cut.coordinate))] > reach.left:

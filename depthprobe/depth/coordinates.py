@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from depthprobe.errors import UserError
+
+if TYPE_CHECKING:
+    from depthprobe.depth.model import DepthModel
 
 #: Every site that there is; `DepthModel.sites` are those that a model offers.
 SITES = ("embed", "resid_pre", "attn_out", "mlp_out", "resid_post", "loop_state", "final_state")
@@ -44,6 +47,11 @@ class Coordinate(NamedTuple):
             return "final"
         place = f"r{self.loop}.l{self.layer}"
         return place if self.site == "resid_post" else f"{place}.{self.site}"
+
+
+def layer_points(model: DepthModel) -> tuple[Coordinate, ...]:
+    """The layers of a model in the order of execution, by their resid_post."""
+    return tuple(point for point in model.axis if point.site == "resid_post")
 
 
 def point_name(coordinate: Coordinate, n_loops: int, looped: bool) -> str:

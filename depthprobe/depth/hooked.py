@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from depthprobe.depth.cells import Cell, layer_of
 from depthprobe.depth.coordinates import Coordinate
+from depthprobe.depth.flex import is_block_mask, visible_of
 from depthprobe.depth.taps import Tap, first_argument, hidden, replaced
 from depthprobe.errors import UserError
 from depthprobe.models.attend import Attend, attention
@@ -24,6 +25,8 @@ from depthprobe.models.masks import Mask
 
 #: (row, its tokens, [P, d] or None for a skip)
 _Row = tuple[int, list[int], Tensor | None]
+#: What can be done with a layer whose attention edges cannot be cut.
+_INSTEAD = "patch its residual (an Edit at resid_post), or skip the layer (an Edit there with value None)"
 
 
 @contextmanager
@@ -46,7 +49,7 @@ def edited(
         for edit in cell.edits if cell else ():
             edits[taps[edit.coordinate]].append((row, list(edit.positions), edit.value))
         for cut in cell.cuts if cell else ():
-            edges = torch.zeros(length, length, dtype=torch.bool)
+            edges = torch.zeros(length, length, dtype=torch.bool)  # goes to the layer's device when it is called
             edges[torch.tensor(cut.queries)[:, None], torch.tensor(cut.keys)] = True
             cuts[layer_of(cut.coordinate)].append((row, edges))
     with ExitStack() as stack:
@@ -84,7 +87,7 @@ def _changed(state: Tensor, rows: Sequence[_Row], entered: Tensor | None = None)
             assert entered is not None
             state[row, positions] = entered[row, positions]
         else:
-            state[row, positions] = value.to(state.dtype)
+            state[row, positions] = value.to(state.device, state.dtype)
     return state
 
 
@@ -143,11 +146,11 @@ def _cut_hook(
     place = taps.get(layer._replace(site="attn_out"))
     if not ours and place is None:  # a recurrent layer, say, would take a mask and do nothing with it
         what = f"no attention is known there in {name} whose edges could be cut"
-        raise UserError(what, where=str(layer), remedy="patch its states instead")
+        raise UserError(what, where=str(layer), remedy=_INSTEAD)
     module = block if ours or place is None else model.get_submodule(place.path)
     if not ours and not _takes(module, "attention_mask"):
         what = f"the attention of {name} takes no mask, so its edges cannot be cut"
-        raise UserError(what, where=str(layer), remedy="patch its states instead")
+        raise UserError(what, where=str(layer), remedy=_INSTEAD)
     parameters = inspect.signature(module.forward)
     count = 0
 
@@ -157,41 +160,80 @@ def _cut_hook(
         if count != call + 1:
             return None
         bound = parameters.bind(*args, **kwargs)
+        state = first_argument(args, kwargs)
+        here = edges.to(state.device)
         if ours:
-            bound.arguments["attend"] = _CutAttend(bound.arguments["attend"], edges)
-        else:
-            bound.arguments["attention_mask"] = _without(bound.arguments.get("attention_mask"), edges, name)
+            bound.arguments["attend"] = _CutAttend(bound.arguments["attend"], here)
+            return bound.args, bound.kwargs
+        mask = bound.arguments.get("attention_mask")
+        bound.arguments["attention_mask"] = _without(mask, here, state.dtype, name)
+        if is_block_mask(mask):
+            eager(True)
         return bound.args, bound.kwargs
 
-    with module.register_forward_pre_hook(enter, with_kwargs=True):
+    with ExitStack() as stack:
+        stack.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+        eager = stack.enter_context(_eager_switch(module))
         yield
+
+
+@contextmanager
+def _eager_switch(module: nn.Module) -> Iterator[Callable[[bool], None]]:
+    """Context that gives a switch to a module's eager attention, the one form that takes any mask; its call ends it.
+
+    Flex attention compiles anew for a mask of its own, which not every machine survives.
+    """
+    config: Any = getattr(module, "config", None)
+    own, switched = getattr(config, "_attn_implementation", None), False
+
+    def switch(on: bool) -> None:
+        nonlocal switched
+        if on != switched:
+            config._attn_implementation = {"": "eager" if on else own}
+            switched = on
+
+    def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
+        switch(False)
+
+    with module.register_forward_hook(leave, always_call=True):
+        try:
+            yield switch
+        finally:
+            switch(False)
 
 
 def _takes(module: nn.Module, argument: str) -> bool:
     return argument in inspect.signature(module.forward).parameters
 
 
-def _without(mask: Any, edges: Tensor, name: str) -> Tensor:
-    """A mask of transformers, None (all that causality shows), bool or additive, without some edges."""
+def _without(mask: Any, edges: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """A mask of transformers, None (all that causality shows), bool or additive, without some edges; that of flex
+    attention becomes additive, in `dtype`."""
     if mask is None:
-        length = edges.shape[-1]
-        return ~edges & torch.ones(length, length, dtype=torch.bool).tril()
+        return ~edges & _causal(edges)
+    if is_block_mask(mask):
+        seen = visible_of(mask, edges.shape[-1], edges.device) & ~edges
+        return torch.zeros(seen.shape, dtype=dtype, device=edges.device).masked_fill_(~seen, torch.finfo(dtype).min)
     if not isinstance(mask, Tensor) or mask.dim() != 4:
         what = f"the attention of {name} takes a mask in a form that edges cannot be cut from"
         raise UserError(what, remedy="load it with attn_implementation='eager' or 'sdpa'")
-    edges = edges.to(mask.device)
-    if mask.dtype == torch.bool:
-        return mask & ~edges
-    return mask.masked_fill(edges, torch.finfo(mask.dtype).min)
+    if mask.dtype != torch.bool:
+        return mask.masked_fill(edges, torch.finfo(mask.dtype).min)
+    # True is what a query sees, or (MPT) what it does not; every token sees itself, so the first one tells
+    return mask & ~edges if bool(mask[0, 0, 0, 0]) else mask | edges
+
+
+def _causal(edges: Tensor) -> Tensor:
+    length = edges.shape[-1]
+    return torch.ones(length, length, dtype=torch.bool, device=edges.device).tril()
 
 
 class _CutAttend(Attend):
     """Dense attention without some edges."""
 
     def __init__(self, plain: Any, edges: Tensor) -> None:
-        length, visible = edges.shape[-1], plain.mask.visible
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
-        self._mask = Mask((causal if visible is None else visible) & ~edges, causal=False)
+        visible = plain.mask.visible
+        self._mask = Mask((_causal(edges) if visible is None else visible) & ~edges, causal=False)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v, self._mask)

@@ -16,15 +16,15 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from html import escape
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from depthprobe.depth import identity
-from depthprobe.depth.capture import Capture, human_bytes
+from depthprobe.depth.arguments import flag, whole
+from depthprobe.depth.capture import Capture
 from depthprobe.depth.coordinates import SITES, Coordinate, NamesFilter, point_name
 from depthprobe.depth.fingerprint import fingerprint
 from depthprobe.depth.reading import (
@@ -35,7 +35,16 @@ from depthprobe.depth.reading import (
     token_tensor,
     without_left_padding,
 )
-from depthprobe.depth.request import Caught, Request, check_stored, one_device, storage_dtype, wanted_points
+from depthprobe.depth.request import (
+    Caught,
+    Request,
+    check_stored,
+    one_device,
+    past_tokens,
+    storage_dtype,
+    wanted_points,
+)
+from depthprobe.depth.show import Kept, capture_line, model_html, model_line
 from depthprobe.depth.tail import Tail
 from depthprobe.errors import UserError
 
@@ -124,26 +133,10 @@ class DepthModel(ABC):
         return {point: point_name(point, self.n_loops, bool(self.loop_ends)) for point in self.points}
 
     def __repr__(self) -> str:
-        loops = f"{self.n_loops} loops × " if self.loop_ends else ""
-        dtype = str(self.dtype).removeprefix("torch.")
-        route = "" if self.route == "native" else f", {self.route}"
-        return f"{type(self).__name__}({self.name!r}, {loops}{self.n_layers} layers, {dtype}, {self.device}{route})"
+        return model_line(self)
 
     def _repr_html_(self) -> str:
-        weights = sum(p.numel() for p in self.model.parameters())
-        names = list(self.names.values())
-        rows = {
-            "depths": f"{self.axis[0]} … {self.axis[-1]} ({len(self.axis)})",
-            "loops × layers": f"{self.n_loops} × {self.n_layers}" if self.loop_ends else f"{self.n_layers}",
-            "width, vocabulary": f"{self.width}, {self.vocab_size}",
-            "weights": f"{weights / 1e6:.2f} M, {str(self.dtype).removeprefix('torch.')}, {self.device}",
-            "exit gate": "yes" if self.gate else "no",
-            "sites": ", ".join(self.sites),
-            "names": f"{names[0]} … {names[-1]}",
-            "route": self.route,
-        }
-        cells = "".join(f"<tr><th>{key}</th><td>{escape(value)}</td></tr>" for key, value in rows.items())
-        return f"<table><caption>{escape(f'{type(self).__name__} {self.name}')}</caption>{cells}</table>"
+        return model_html(self)
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) of configuration, weights and tokenizer. Small tensors whole, large ones sampled."""
@@ -189,7 +182,8 @@ class DepthModel(ABC):
         device = self.device
         input_ids = token_tensor(input_ids, "input_ids").to(device)
         rows, length = input_ids.shape
-        past = 0 if cache is None else int(cache.get_seq_length())
+        past = past_tokens(cache)
+        logits, keep_cache = flag(logits, "logits"), flag(keep_cache, "keep_cache")
         if attention_mask is None:
             if past:
                 # of padding in the past a cache knows nothing
@@ -216,7 +210,7 @@ class DepthModel(ABC):
         if (cache is not None or keep_cache) and not self.can_continue:
             raise UserError(f"{self.name} cannot continue from a cache", remedy="pass whole sequences")
         if verbose:
-            print(self.describe_capture(rows, length, positions, wanted, stored, logits=logits))
+            print(self.describe_capture(rows, length, positions, coordinates=wanted, dtype=stored, logits=logits))
         token_positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)[:, -length:]
         caught = self._forward(
             Request(
@@ -258,34 +252,22 @@ class DepthModel(ABC):
         """
         if isinstance(positions, str) and positions != "all":
             raise UserError(f"positions is '{positions}'", remedy='give "all", token indices, or how many')
-        each = length if isinstance(positions, str) else positions if isinstance(positions, int) else 1
-        if isinstance(positions, Tensor):
+        rows, length = whole(rows, "rows", 1), whole(length, "length", 1)
+        if isinstance(positions, Tensor) and positions.dim():
             each = positions.shape[1] if positions.dim() == 2 else 1
+        else:
+            each = 1 if positions is None else length if positions == "all" else whole(positions, "positions", 1)
         states = len(self._wanted(coordinates, names_filter)) * self.width * storage_dtype(dtype, self.dtype).itemsize
         head = self.vocab_size * self.dtype.itemsize if logits else 0
         gate = self.n_loops * torch.float32.itemsize if self.gate else 0
         return rows * each * (states + head + gate)
 
     def describe_capture(
-        self,
-        rows: int,
-        length: int,
-        positions: Positions | int = None,
-        coordinates: Sequence[Coordinate] | None = None,
-        dtype: torch.dtype | str | None = None,
-        *,
-        names_filter: NamesFilter | None = None,
-        logits: bool = True,
+        self, rows: int, length: int, positions: Positions | int = None, **kept: Unpack[Kept]
     ) -> str:
         """One line about what such a call would keep and what that weighs; arguments of `capture_bytes`."""
-        wanted = self._wanted(coordinates, names_filter)
-        total = self.capture_bytes(rows, length, positions, wanted, dtype, logits=logits)
-        kind = str(storage_dtype(dtype, self.dtype)).removeprefix("torch.")
-        return (
-            f"{self.name}: {len(wanted)} of {len(self.points)} states in {kind}"
-            f"{', logits' if logits else ''}{', gate' if self.gate else ''} of {rows} × {length} tokens: "
-            f"{human_bytes(total)}"
-        )
+        wanted = self._wanted(kept.get("coordinates"), kept.get("names_filter"))
+        return capture_line(self, rows, length, len(wanted), self.capture_bytes(rows, length, positions, **kept), kept)
 
     def _wanted(
         self, coordinates: Sequence[Coordinate] | None, names_filter: NamesFilter | None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from depthprobe.depth.arguments import coordinates_of
 from depthprobe.depth.coordinates import SITES, Coordinate, NamesFilter, select_names
 from depthprobe.depth.reading import Read
 from depthprobe.errors import UserError
@@ -76,10 +77,8 @@ def wanted_points(
         return tuple(points[name] for name in select_names(tuple(points), names_filter, model))
     if coordinates is None:
         return axis
-    coordinates = tuple(coordinates)
+    coordinates = coordinates_of(coordinates)
     for coordinate in coordinates:
-        if not isinstance(coordinate, Coordinate):
-            raise UserError(f"{coordinate!r} is no Coordinate", remedy="take them from the points of the model")
         if coordinate in names:
             continue
         site, offered = coordinate.site, {point.site for point in names}
@@ -91,6 +90,18 @@ def wanted_points(
         known = f"{axis[0]} … {axis[-1]}"
         raise UserError(f"{model} has no depth {coordinate} ({site})", remedy=f"it has {known}")
     return coordinates
+
+
+def past_tokens(cache: Any) -> int:
+    """Tokens that a key-value cache holds; 0 without one. Raises UserError for something that is no cache."""
+    if cache is None:
+        return 0
+    count: Any = getattr(cache, "get_seq_length", None)
+    if not callable(count):
+        remedy = "give the Capture.cache of an earlier call with keep_cache=True"
+        raise UserError(f"a {type(cache).__name__} is no key-value cache", where="cache", remedy=remedy)
+    held: Any = count()
+    return int(held)
 
 
 def storage_dtype(dtype: torch.dtype | str | None, default: torch.dtype) -> torch.dtype:

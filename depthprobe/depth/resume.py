@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from depthprobe.depth.cells import Cell, Reach, Resumed, changes_nothing, check_cells, layer_of
-from depthprobe.depth.coordinates import Coordinate
+from depthprobe.depth.coordinates import Coordinate, layer_points
+from depthprobe.depth.cut_check import check_cuts
 from depthprobe.depth.hooked import edited
+from depthprobe.depth.reading import token_tensor
 from depthprobe.depth.suffix import Climb
 from depthprobe.depth.suffix_check import Support, support_of
-from depthprobe.depth.suffix_plan import TOKENS, Row, climbs, end_of, row_of, work_of
+from depthprobe.depth.suffix_memory import Fixed, Room, hooked_rows, row_bytes
+from depthprobe.depth.suffix_plan import Row, end_of, row_of, work_of
 from depthprobe.depth.suffix_record import Record, recorded
 from depthprobe.errors import UserError
 
@@ -32,8 +35,6 @@ if TYPE_CHECKING:
 DRIFT_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 #: Bytes that a sweep may take beyond the loaded model unless it is told otherwise.
 MAX_BYTES = 1 << 30
-#: What allocator and matrix library hold on to beside it (measured; tiny limits are exceeded by this).
-HELD_BYTES = 16 << 20
 ENGINES = ("auto", "suffix", "hooks")
 
 
@@ -61,6 +62,10 @@ class Sweep:
     reach: Reach
     max_bytes: int
     support: Support | None
+
+    def fixed(self, model: TappedModel) -> Fixed:
+        """What it holds all the time."""
+        return Fixed.of(model, len(self.ids), self.cells, self.coordinates, len(self.read), self.support)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +105,9 @@ def _checked(
 ) -> Sweep:  # fmt: skip
     if engine not in ENGINES:
         raise UserError(f"there is no engine '{engine}'", remedy=f"one of {', '.join(ENGINES)}")
-    ids = input_ids.to(model.device)
-    if ids.dim() != 1 or not len(ids):
-        raise UserError(f"input_ids have shape {tuple(ids.shape)}", remedy="give the tokens of one prompt")
+    if isinstance(input_ids, Tensor) and (input_ids.dim() != 1 or not len(input_ids)):
+        raise UserError(f"input_ids have shape {tuple(input_ids.shape)}", remedy="give the tokens of one prompt")
+    ids = token_tensor(input_ids[None] if isinstance(input_ids, Tensor) else input_ids, "input_ids")[0].to(model.device)
     length = len(ids)
     at = (length - 1,) if read is None else tuple(read)
     if not at or not all(0 <= p < length for p in at):
@@ -112,8 +117,8 @@ def _checked(
         strange = next((point for point in wanted if point not in set(model.points)), None)
         what = "no coordinate is to be read" if strange is None else f"{model.name} has no depth {strange}"
         raise UserError(what, where="coordinates", remedy=f"it has {model.axis[0]} … {model.axis[-1]}")
-    layers = [layer_of(point) for point in model.axis if point.site == "resid_post"]
-    check_cells(cells, model.points, layers, length, model.width, model.name)
+    layers = map(layer_of, layer_points(model))
+    check_cells(cells, model.points, layers, length, model.width, model.dtype, model.name)
     support = "hooks are asked for" if engine == "hooks" else support_of(model)
     if engine == "suffix" and isinstance(support, str):
         what = f"the suffix engine does not run {model.name}: {support}"
@@ -129,6 +134,8 @@ def resume(
 ) -> Resumed:  # fmt: skip
     """See `DepthModel.resume`."""
     sweep = _checked(model, input_ids, cells, read, coordinates, engine, max_bytes)
+    if sweep.fixed(model).nbytes > max_bytes:  # what is refused is refused before it takes the memory
+        plan_resume(model, input_ids, cells, read, coordinates, engine, max_bytes)
     needed = {edit.coordinate for cell in cells for edit in cell.edits}
     record: Record | None = None
     with ExitStack() as stack:
@@ -163,40 +170,35 @@ def plan_resume(
     """See `DepthModel.plan_resume`."""
     sweep = _checked(model, input_ids, cells, read, coordinates, engine, max_bytes)
     run = [n for n, cell in enumerate(cells) if not changes_nothing(cell, sweep.read, sweep.reach, None)]
-    filled, length, size = len(cells) - len(run), len(sweep.ids), model.dtype.itemsize
-    result = len(cells) * len(sweep.coordinates) * len(sweep.read) * model.width * size
-    layers = sum(1 for point in model.axis if point.site == "resid_post")
-    stood = length * model.width * size * (len(sweep.coordinates) + len({e.coordinate for c in cells for e in c.edits}))
+    filled, length, fixed = len(cells) - len(run), len(sweep.ids), sweep.fixed(model)
+    layers = len(layer_points(model))
     if sweep.support is None:
-        rows = hooked_rows(model, length, max_bytes)
+        check_cuts(model, sweep.cells)
+        rows = hooked_rows(model, length, fixed, max_bytes) if run else 1
         batches = -(-len(run) // rows)
         tokens = (len(run) + batches) * length
-        most = min(rows, len(run)) + bool(run)
-        nbytes = result + stood + most * row_bytes(model, length)
+        nbytes = fixed.nbytes + (min(rows, len(run)) + bool(run)) * row_bytes(model, length)
         return ResumePlan(
             "hooks", len(run), filled, batches, tokens * layers, tokens * model.flops_per_token(length), nbytes
         )
-    program, split = sweep.support.program, _split(model, sweep, sweep.support, run)
-    held, most, together = record_bytes(model, sweep.support, length), 0, chunk_tokens(model, length, max_bytes)
-    token_layers, flops = 0, 0.0
-    for rows in split:
-        work = work_of(rows, program, sweep.support.sizes, end_of(program, sweep.coordinates), sweep.read)
-        token_layers, flops = token_layers + work.token_layers, flops + work.flops
-        tokens = sum(max(sweep.read) + 1 - row.start for row in rows)
-        riding = tokens * riding_bytes(model, sweep.support)
-        most = max(most, riding + min(tokens, together) * token_bytes(model, length))
-    nbytes = HELD_BYTES + result + stood + held + most
+    room, split = _split(model, sweep, sweep.support, run)
+    program, sizes, latest, n_read = sweep.support.program, sweep.support.sizes, max(sweep.read), len(set(sweep.read))
+    works = [work_of(rows, program, sizes, end_of(program, sweep.coordinates), sweep.read) for rows in split]
+    token_layers, flops = sum(work.token_layers for work in works), sum(work.flops for work in works)
+    nbytes = fixed.nbytes + max((room.nbytes(rows, latest, n_read) for rows in split), default=0)
     return ResumePlan("suffix", len(run), filled, len(split), token_layers, flops, nbytes)
 
 
-def _split(model: TappedModel, sweep: Sweep, support: Support, run: Sequence[int]) -> list[tuple[Row, ...]]:
-    program, latest, length = support.program, max(sweep.read), len(sweep.ids)
+def _split(
+    model: TappedModel, sweep: Sweep, support: Support, run: Sequence[int]
+) -> tuple[Room, list[tuple[Row, ...]]]:
+    """The climbs, and the room that each has."""
+    program, latest, length, n_read = support.program, max(sweep.read), len(sweep.ids), len(set(sweep.read))
     end = end_of(program, sweep.coordinates)
-    rows = [row_of(sweep.cells[n], n, program, end, latest) for n in run]
-    room = sweep.max_bytes - HELD_BYTES - record_bytes(model, support, length)
-    room -= chunk_tokens(model, length, sweep.max_bytes) * token_bytes(model, length)
-    most = max(1, room // riding_bytes(model, support))
-    return list(climbs([row for row in rows if row is not None], latest, most))
+    found = [row_of(sweep.cells[n], n, program, end, latest) for n in run]
+    rows = [row for row in found if row is not None]
+    room = Room.of(model, support, length, sweep.fixed(model), rows, latest, n_read, sweep.max_bytes)
+    return room, list(room.climbs(rows, latest, n_read))
 
 
 def _by_suffix(
@@ -207,8 +209,9 @@ def _by_suffix(
         what = f"the suffix engine cannot run this prompt: {record.why}"
         raise _NotReproducedError(what, remedy="take engine='hooks'")
     token_layers, flops, drift = 0, 0.0, 0.0
-    end, most = end_of(support.program, sweep.coordinates), chunk_tokens(model, len(sweep.ids), sweep.max_bytes)
-    for rows in _split(model, sweep, support, run):
+    end = end_of(support.program, sweep.coordinates)
+    room, split = _split(model, sweep, support, run)
+    for rows in split:
         unpatched: dict[Coordinate, Tensor] = {point: state.clone() for point, state in clean.items()}
 
         def take(point: Coordinate, numbers: list[int], which: int, read: Tensor, own=unpatched) -> None:
@@ -218,7 +221,7 @@ def _by_suffix(
                 numbers, read = numbers[:at] + numbers[at + 1 :], torch.cat((read[:at], read[at + 1 :]))
             states[point][numbers, which] = read
 
-        Climb(model, support.program, record, rows, end, sweep.read, sweep.coordinates, most, take).run()
+        Climb(model, support.program, record, rows, end, sweep.read, sweep.coordinates, room.chunk, take).run()
         for point, state in unpatched.items():
             drift = max(drift, drift_of(model, state, clean[point]))
         work = work_of(rows, support.program, support.sizes, end, sweep.read)
@@ -230,9 +233,10 @@ def _by_hooks(
     model: TappedModel, sweep: Sweep, run: Sequence[int], clean: dict[Coordinate, Tensor],
     states: dict[Coordinate, Tensor],
 ) -> Done:  # fmt: skip
+    check_cuts(model, [sweep.cells[n] for n in run])
     length, drift, rows_run = len(sweep.ids), 0.0, 0
-    rows = hooked_rows(model, length, sweep.max_bytes)
-    layers = sum(1 for point in model.axis if point.site == "resid_post")
+    rows = hooked_rows(model, length, sweep.fixed(model), sweep.max_bytes) if run else 1
+    layers = len(layer_points(model))
     index = torch.tensor(sweep.read, device=model.device)
     for start in range(0, len(run), rows):
         numbers = list(run[start : start + rows])
@@ -264,41 +268,3 @@ def drift_of(model: TappedModel, row: Tensor, clean: Tensor) -> float:
             remedy = "use --dtype float32"
         raise _NotReproducedError(what, where=str(model.dtype).removeprefix("torch."), remedy=remedy)
     return apart
-
-
-# -- memory
-
-
-def hooked_rows(model: TappedModel, length: int, max_bytes: int) -> int:
-    """Patched rows of a batch by hooks; one more is unpatched."""
-    return max(1, int(max_bytes // row_bytes(model, length)) - 1)
-
-
-def row_bytes(model: TappedModel, length: int) -> int:
-    """Bytes that a row of S tokens takes while it runs: its residuals, the widest inner layer, its attention."""
-    return length * token_bytes(model, length)
-
-
-def token_bytes(model: TappedModel, length: int) -> int:
-    """Bytes that a token takes while it goes through a layer with S keys."""
-    config = model.config
-    heads = int(getattr(config, "num_attention_heads", 0) or 1)
-    inner = max(int(getattr(config, "intermediate_size", 0) or 0), 4 * model.width)
-    return model.dtype.itemsize * (12 * model.width + 6 * inner) + 4 * 4 * heads * length
-
-
-def chunk_tokens(model: TappedModel, length: int, max_bytes: int) -> int:
-    """Tokens that go through a block together: at most a quarter of the memory."""
-    fits = max_bytes // 4 // token_bytes(model, length)
-    return max(length, min(TOKENS.get(model.device.type, TOKENS["cpu"]), fits))
-
-
-def riding_bytes(model: TappedModel, support: Support) -> int:
-    """Bytes that a token takes on its way: its state, and what glue keeps of it."""
-    return model.dtype.itemsize * model.width * (1 + len(support.program.kept)) + 16
-
-
-def record_bytes(model: TappedModel, support: Support, length: int) -> int:
-    """Bytes that the clean run leaves: a state and keys and values a block."""
-    size = sum(2 * model.width + s.heads * s.widths for s in support.sizes.values())
-    return model.dtype.itemsize * length * size

@@ -113,11 +113,12 @@ class Climb:
         step = self._program.steps[state - 1] if state else None
         made_by = step.keep if isinstance(step, Glue) and step.keep in batch.kept else None
         for moment in ((state, False), (state, True)):
-            edits = batch.edits(batch.joined, lambda row, at=moment: row.values.get(at, ()), before, whole=True)
-            if edits is not None:
-                batch.state[edits[0]] = edits[1]
-                if made_by is not None and moment == (state, False):  # later glue adds what stands there now
-                    batch.kept[made_by][edits[0]] = edits[1]
+            for part in chunks(batch.groups, state, self._most):
+                edits = batch.edits(part, lambda row, at=moment: row.values.get(at, ()), before, whole=True)
+                if edits is not None:
+                    batch.state[edits[0]] = edits[1]
+                    if made_by is not None and moment == (state, False):  # later glue adds what stands there now
+                        batch.kept[made_by][edits[0]] = edits[1]
             for point in self._reads.get(moment, ()):
                 for read in batch.read(batch.joined, batch.state, self._read, whole=True):
                     self._take(point, *read)

@@ -106,7 +106,8 @@ def _span(q: Tensor, k: Tensor, v: Tensor, span: Span, seen: Seen, asked: Asked)
     scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=asked.scale)
     if before:
         shared = seen.k[:, :before].to(kind).transpose(1, 2)
-        far = torch.baddbmm(q.new_empty(()), q.view(groups, -1, q.shape[-1]), shared, beta=0, alpha=asked.scale)
+        # q may be a view into a fused projection, whose rows do not lie end to end: reshape, not view
+        far = torch.baddbmm(q.new_empty(()), q.reshape(groups, -1, q.shape[-1]), shared, beta=0, alpha=asked.scale)
         scores = torch.cat((far.view(groups * rows, each * asking, before), scores), dim=-1)
     weights = _weights(scores, span, seen, asked, (groups, rows, each, asking, span.end))
     mixed = torch.bmm(weights[..., before:], v)

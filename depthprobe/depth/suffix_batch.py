@@ -42,10 +42,10 @@ class Batch:
                 continue
             self._joined[number] = now
             where = Slice(group, before, now).tokens
-            self.state[where] = record.states[state][self.at[where]]
+            torch.index_select(record.states[state], 0, self.at[where], out=self.state[where])
             for name, kept in self.kept.items():
                 if (value := record.kept.get(name)) is not None:
-                    kept[where] = value[self.at[where]]
+                    torch.index_select(value, 0, self.at[where], out=kept[where])
 
     @property
     def joined(self) -> list[Slice]:
@@ -54,7 +54,9 @@ class Batch:
         return [Slice(group, 0, count) for group, count in pairs if count]
 
     def gather(self, part: Sequence[Slice], buffer: Tensor) -> Tensor:
-        """[N, …] of a buffer, for the rows of a chunk."""
+        """[N, …] of a buffer, for the rows of a chunk; a view where they lie together."""
+        if len(part) == 1:
+            return buffer[part[0].tokens]
         return torch.cat([buffer[piece.tokens] for piece in part])
 
     def put(self, part: Sequence[Slice], made: Tensor, buffer: Tensor) -> None:

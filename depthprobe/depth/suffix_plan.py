@@ -152,19 +152,21 @@ def row_of(cell: Cell, number: int, program: Program, end: int, latest: int) -> 
     return Row(number, min(starts), join, values, inner, skips, cuts)
 
 
-def climbs(rows: Sequence[Row], latest: int, most: int) -> Iterator[tuple[Row, ...]]:
-    """Rows of at most about `most` tokens together, an unpatched row among them."""
+def climbs(rows: Sequence[Row], latest: int, most: int, n_read: int) -> Iterator[tuple[Row, ...]]:
+    """Rows of at most `most` tokens together, those that are read counted twice; an unpatched row among them."""
     rows = sorted(rows, key=lambda row: (-row.start, row.join))
     at = 0
     while at < len(rows):
-        start, join, taken, tokens = rows[at].start, rows[at].join, 0, 0
+        join, taken, tokens = rows[at].join, 0, 0
         while at + taken < len(rows):
             row = rows[at + taken]
-            tokens += latest + 1 - row.start
-            if taken and tokens + latest + 1 - row.start > most:
+            own = latest + 1 - row.start
+            own += min(n_read, own)
+            tokens += own
+            if taken and tokens + own > most:  # the unpatched row starts where the last does
                 break
-            start, join, taken = row.start, min(join, row.join), taken + 1
-        yield (*rows[at : at + taken], Row(-1, start, join))
+            join, taken = min(join, row.join), taken + 1
+        yield (*rows[at : at + taken], Row(-1, rows[at + taken - 1].start, join))
         at += taken
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from depthprobe.depth.coordinates import Coordinate
+from depthprobe.depth.coordinates import Coordinate, layer_points
 from depthprobe.depth.taps import first_argument, hidden
 from depthprobe.models import LoopedForCausalLM
 
@@ -82,11 +82,6 @@ class Program:
     def kept(self) -> tuple[str, ...]:
         """Names of kept states, each of which takes as much memory as the state itself."""
         return tuple(step.keep for step in self.steps if isinstance(step, Glue) and step.keep)
-
-
-def layer_points(model: TappedModel) -> tuple[Coordinate, ...]:
-    """The layers in the order of execution, by their resid_post."""
-    return tuple(point for point in model.axis if point.site == "resid_post")
 
 
 def program_of(model: TappedModel, ids: Tensor) -> Program | str:

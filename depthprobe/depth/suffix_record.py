@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from depthprobe.depth.flex import is_block_mask, visible_of
 from depthprobe.depth.suffix_attend import Seen, SuffixAttend, configurations, interfaced, own_function
 from depthprobe.depth.suffix_plan import Size
 from depthprobe.depth.suffix_program import Block, Glue, Program
@@ -49,23 +50,22 @@ class Record:
     def call(self, step: int, state: Tensor, at: Tensor, attend: Attend) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments of a block for tokens at int64 [N] positions with state [1, N, d]."""
         args, kwargs = self.arguments[step]
+        return self._with(args, state, at, attend), self._with(kwargs, state, at, attend)
 
-        def map_(value: Any) -> Any:
-            if value is _STATE:
-                return state
-            if isinstance(value, Attend):
-                return attend
-            if isinstance(value, Tensor):
-                return self._at(value, at)
-            if isinstance(value, tuple) and hasattr(value, "_fields"):
-                return type(value)(*map(map_, value))
-            if isinstance(value, list | tuple):
-                return type(value)(map(map_, value))
-            if isinstance(value, dict):
-                return {key: map_(inner) for key, inner in value.items()}
-            return value
-
-        return tuple(map(map_, args)), {key: map_(value) for key, value in kwargs.items()}
+    def _with(self, value: Any, state: Tensor, at: Tensor, attend: Attend) -> Any:
+        """A template filled. A method, as a closure that calls itself would keep `state` until it is collected."""
+        if value is _STATE:
+            return state
+        if isinstance(value, Attend):
+            return attend
+        if isinstance(value, Tensor):
+            return self._at(value, at)
+        if isinstance(value, dict):
+            return {key: self._with(inner, state, at, attend) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            made = [self._with(inner, state, at, attend) for inner in value]
+            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        return value
 
     def _at(self, value: Tensor, at: Tensor) -> Tensor:
         """The token dimension, if a tensor has one, cut to the tokens."""
@@ -76,12 +76,6 @@ class Record:
             if value.shape[dim] == self.length:
                 return value.index_select(dim, at)
         return value
-
-    def nbytes(self) -> int:
-        """Bytes of keys, values and states."""
-        held = {id(state): state for state in self.states.values()}
-        tensors = [*held.values(), *(t for seen in self.seen.values() for t in (seen.k, seen.v))]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @contextmanager
@@ -96,7 +90,7 @@ def recorded(model: TappedModel, program: Program, length: int, weigh: bool = Fa
 
     def meet(module: nn.Module, _args: Any) -> None:
         assert now is not None
-        met.setdefault(now, [0, 0])[now in record.seen] += _weights(module, model.config)
+        met.setdefault(now, [0, 0])[now in record.seen] += met_weights(module, model.config)
 
     def keep(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> None:
         if now is None or now in record.seen:
@@ -168,7 +162,7 @@ def recorded(model: TappedModel, program: Program, length: int, weigh: bool = Fa
         _between(program, record)
 
 
-def _weights(module: nn.Module, config: Any) -> int:
+def met_weights(module: nn.Module, config: Any) -> int:
     """Weights of a module itself that a token is multiplied with; of stacked experts, those that it is sent to."""
     count = 0
     for weight in module.parameters(recurse=False):
@@ -227,6 +221,8 @@ def _replaced(value: Any, attend: Any, keep: Callable[..., None]) -> Any:
 
 def _bias_of(mask: Any, window: Any, length: int, device: torch.device, record: Record) -> Tensor | None:
     """[S, S] of a layer's mask; None for causality alone."""
+    if is_block_mask(mask):
+        mask = visible_of(mask, length, device)
     if isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[-2:] == (length, length):
         if mask.shape[:2] != (1, 1):
             record.why = "its heads have masks of their own"

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthprobe.depth.cells import Cell, Resumed
-from depthprobe.depth.coordinates import Coordinate
+from depthprobe.depth.cells import Cell, Resumed, asked
+from depthprobe.depth.coordinates import Coordinate, layer_points
 from depthprobe.depth.model import DepthModel
 from depthprobe.depth.reading import HeadAt
 from depthprobe.depth.request import Caught, Request
 from depthprobe.depth.resume import MAX_BYTES, ResumePlan, plan_resume, resume
 from depthprobe.depth.suffix_check import Support
+from depthprobe.depth.suffix_record import met_weights
 from depthprobe.depth.taps import Tap, tapped
 
 
@@ -24,6 +25,7 @@ class TappedModel(DepthModel):
 
     _taps: dict[Coordinate, Tap]
     _suffix: Support | str | None = None
+    _cuts_tried: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def points(self) -> tuple[Coordinate, ...]:
@@ -58,13 +60,15 @@ class TappedModel(DepthModel):
             coordinates: the depths to read there; default: the last of the axis, which `readout` turns into logits.
             engine: "suffix" recomputes only the layers and tokens that a cell can change, "hooks" runs whole rows
                 (slow, and the reference); "auto": the first where it has been tried to give the same (once a model).
-            max_bytes: memory for the sweep beyond the model; it is split accordingly.
+            max_bytes: memory for the sweep beyond the model and the cells; it is split accordingly.
 
         Raises:
-            UserError: a cell that does not fit the model or the prompt; an engine that cannot run it; a batch in
-                which the unpatched row does not reproduce the clean run.
+            UserError: a cell that does not fit the model or the prompt; an engine that cannot run it; a limit that
+                does not hold one row and the unpatched one (it names the least that does); a batch in which the
+                unpatched row does not reproduce the clean run.
         """
-        return resume(self._beneath, input_ids, cells, read, coordinates, engine, max_bytes)
+        call = asked(input_ids, cells, read, coordinates, max_bytes)
+        return resume(self._beneath, call.input_ids, call.cells, call.read, call.coordinates, engine, call.max_bytes)
 
     def plan_resume(
         self,
@@ -81,18 +85,25 @@ class TappedModel(DepthModel):
         Arguments and errors are those of `resume`. Values are not looked at: a cell that puts what stands there
         counts as one that runs.
         """
-        return plan_resume(self._beneath, input_ids, cells, read, coordinates, engine, max_bytes)
+        call = asked(input_ids, cells, read, coordinates, max_bytes)
+        return plan_resume(
+            self._beneath, call.input_ids, call.cells, call.read, call.coordinates, engine, call.max_bytes
+        )
 
     def flops_per_token(self, length: int) -> float:
         """Of the matrix products of all layers (not the head) for one token of a row of S, attention included."""
-        counts = Counter(tap.path for point, tap in self._taps.items() if point.site == "resid_post")
+        counts = Counter(self._taps[layer].path for layer in layer_points(self))
         weights = sum(
-            n * weight.numel()
+            n * met_weights(module, self.config)
             for path, n in counts.items()
-            for weight in self.model.get_submodule(path).parameters()
-            if weight.dim() == 2
+            for module in self.model.get_submodule(path).modules()
         )
         return 2.0 * weights + 2.0 * sum(counts.values()) * self.width * (length + 1)
+
+    @property
+    def head_flops(self) -> float:
+        """Of the head for one state."""
+        return 2.0 * self.width * self.vocab_size
 
     def _gate(self, state: Tensor) -> Tensor:
         """λ [...] of a loop's end [..., d]; asked of models with a gate alone."""

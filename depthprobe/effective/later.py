@@ -11,11 +11,12 @@ the token before it, so that no maximum is needed, and the later layers l of a s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from depthprobe.depth import Coordinate
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.effective.parts import STATE_BYTES, Part, around, cell_bytes, chunks, entry_of
 
@@ -48,6 +49,29 @@ def later_changes(
     if not positions:
         return [None] * len(parts)
     totals = [0.0] * len(parts)
+    for read, some, numbers in sweeps(model, ids, parts, state_bytes):
+        cells = [
+            part.skipped(positions, before, behind)
+            for part, before, behind in around(model, ids, [parts[n] for n in numbers], state_bytes)
+        ]
+        resumed = model.resume(ids, cells, coordinates=read, engine=engine, max_bytes=max_bytes)
+        for layer in some:
+            before, after = entry_of(layer), layer
+            entered = resumed.clean[before].float()  # [1, d]
+            clean = resumed.clean[after].float() - entered
+            changed = resumed.states[after].float() - resumed.states[before].float()  # [C, 1, d]
+            scale = torch.maximum(clean.norm(dim=-1), FLOOR * entered.norm(dim=-1)).clamp(min=1e-30)
+            change = ((changed - clean).norm(dim=-1) / scale)[:, 0].tolist()
+            for n, value in zip(numbers, change, strict=True):
+                if layer in parts[n].later:
+                    totals[n] += value
+    return [total / len(part.later) if part.later else None for total, part in zip(totals, parts, strict=True)]
+
+
+def sweeps(
+    model: TappedModel, ids: Tensor, parts: Sequence[Part], state_bytes: int = STATE_BYTES
+) -> Iterator[tuple[tuple[Coordinate, ...], Sequence[Coordinate], Sequence[int]]]:
+    """(points to read, the layers that they belong to, numbers of the parts to skip) of every sweep of `ids`."""
     layers = max((part.later for part in parts), key=len, default=())
     point_bytes = 2 * model.width * model.dtype.itemsize  # before and behind a layer
     put = cell_bytes(model, ids, parts)
@@ -55,19 +79,4 @@ def later_changes(
         read = tuple(point for layer in some for point in (entry_of(layer), layer))
         affecting = [n for n, part in enumerate(parts) if some[-1] in part.later]
         for numbers in chunks(affecting, state_bytes // max(point_bytes * len(some), put)):
-            cells = [
-                part.skipped(positions, before, behind)
-                for part, before, behind in around(model, ids, [parts[n] for n in numbers], state_bytes)
-            ]
-            resumed = model.resume(ids, cells, coordinates=read, engine=engine, max_bytes=max_bytes)
-            for layer in some:
-                before, after = entry_of(layer), layer
-                entered = resumed.clean[before].float()  # [1, d]
-                clean = resumed.clean[after].float() - entered
-                changed = resumed.states[after].float() - resumed.states[before].float()  # [C, 1, d]
-                scale = torch.maximum(clean.norm(dim=-1), FLOOR * entered.norm(dim=-1)).clamp(min=1e-30)
-                change = ((changed - clean).norm(dim=-1) / scale)[:, 0].tolist()
-                for n, value in zip(numbers, change, strict=True):
-                    if layer in parts[n].later:
-                        totals[n] += value
-    return [total / len(part.later) if part.later else None for total, part in zip(totals, parts, strict=True)]
+            yield read, some, numbers

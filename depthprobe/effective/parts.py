@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from depthprobe.depth import Cell, Coordinate, DepthModel, Edit, LoopedModel
+from depthprobe.depth.coordinates import layer_points
 
 T = TypeVar("T")
 LOOP = "loop"
@@ -73,16 +74,16 @@ def entry_of(layer: Coordinate) -> Coordinate:
 
 def parts_of(model: DepthModel) -> tuple[Part, ...]:
     """Layers and loops in the order in which they end; a loop behind its last layer."""
-    layers = [c for c in model.axis if c.site == "resid_post"]
+    layers = layer_points(model)
     place = {coordinate: depth for depth, coordinate in enumerate(model.axis)}
     found = [
-        Part(layer, place[layer], "resid_post", entry_of(layer), layer, False, tuple(layers[number + 1 :]))
+        Part(layer, place[layer], "resid_post", entry_of(layer), layer, False, layers[number + 1 :])
         for number, layer in enumerate(layers)
     ]
     for loop, end in enumerate(model.loop_ends, 1):
         inside = [number for number, layer in enumerate(layers) if layer.loop == loop]
         first, last = layers[inside[0]], layers[inside[-1]]
-        later = tuple(layers[inside[-1] + 1 :])
+        later = layers[inside[-1] + 1 :]
         if isinstance(model, LoopedModel):
             entered = model.axis[place[first] - 1] if loop == 1 else model.loop_ends[loop - 2]
             adds = model.config.input_injection == "add"
@@ -98,12 +99,20 @@ def around(
     model: DepthModel, ids: Tensor, parts: Sequence[Part], state_bytes: int = STATE_BYTES
 ) -> Iterator[tuple[Part, Tensor, Tensor]]:
     """(part, the states before and behind it, [S, d] each) of a forward of `ids`, int64 [S]; parts come in chunks."""
-    each = 2 * len(ids) * model.width * model.dtype.itemsize
-    for some in chunks(parts, state_bytes // each):
+    for some in chunks(parts, _together(model, len(ids), state_bytes)):
         points = tuple({point for part in some for point in (part.entered, part.left)})
         states = model.capture(ids[None], positions="all", coordinates=points, logits=False).states
         for part in some:
             yield part, states[part.entered][0], states[part.left][0]
+
+
+def n_captures(model: DepthModel, length: int, n_parts: int, state_bytes: int = STATE_BYTES) -> int:
+    """Forwards that `around` makes for so many parts."""
+    return -(-n_parts // max(1, _together(model, length, state_bytes)))
+
+
+def _together(model: DepthModel, length: int, state_bytes: int) -> int:
+    return state_bytes // (2 * length * model.width * model.dtype.itemsize)
 
 
 def cell_bytes(model: DepthModel, ids: Tensor, parts: Sequence[Part]) -> int:

@@ -9,10 +9,11 @@ from html import escape
 import polars as pl
 
 from depthprobe.depth import DepthModel
+from depthprobe.depth.arguments import flag, memory, whole
 from depthprobe.depth.resume import MAX_BYTES
-from depthprobe.effective.table import effective_rows
+from depthprobe.effective.table import effective_rows, spared_of
 from depthprobe.errors import UserError
-from depthprobe.lens.table import prepare_items
+from depthprobe.lens.table import items_of, prepare_items
 from depthprobe.tasks.items import Item
 
 
@@ -24,11 +25,13 @@ class EffectiveDepth:
         model_name: whose.
         frame: the table `effective`, one row an item and part; `analysis.effective_by_hops` takes it.
         too_long: ids of the items that were left out because they do not fit the context.
+        spared: tokens at the front of each prompt that were never skipped.
     """
 
     model_name: str
     frame: pl.DataFrame
     too_long: tuple[str, ...] = ()
+    spared: int = 0
 
     def profile(self, task: str | None = None) -> pl.DataFrame:
         """Means over items, one line a part, in order: depth, loop, layer, site and the measures of `frame`."""
@@ -46,7 +49,8 @@ class EffectiveDepth:
         parts = f"{layers.height} layers" + (f" and {loops} loops" if loops else "")
         return (
             f"EffectiveDepth({self.model_name}: {n_items} items × {parts}; the output rests most on "
-            f"loop {most['loop']} layer {most['layer']}, KL {most['skip_kl']:.2f} without it; .frame, .profile())"
+            f"loop {most['loop']} layer {most['layer']}, KL {most['skip_kl']:.2f} without it"
+            f"{f' ({self.spared} spared at the front)' if self.spared else ''}; .frame, .profile())"
         )
 
     def _repr_html_(self) -> str:
@@ -58,7 +62,7 @@ def effective_depth(
     items: Sequence[Item] | Item,
     *,
     batch_size: int = 8,
-    spared: int = 0,
+    spared: int | None = None,
     skip_too_long: bool = False,
     bos: str = "tokenizer",
     chat: bool = False,
@@ -70,9 +74,11 @@ def effective_depth(
         model: opened by `depthprobe.load`.
         items: questions of `depthprobe.tasks`.
         batch_size: prompts whose lens is read together; skips are batched within an item.
-        spared: so many tokens at the front that are never skipped; see `effective_batch`.
+        spared: so many tokens at the front that are never skipped; None: one, or none in a model with loops; why,
+            `spared_of` says.
         skip_too_long, bos, chat: as `lens.prepare_items` takes them.
-        max_bytes: memory for the changed forwards, beyond the model.
+        max_bytes: memory for the changed forwards, beyond the model; one runs at a time where no more fit. The states
+            that they start from are read in pieces of at most a quarter of it (one part at a time where no more fit).
 
     Raises:
         UserError: items that do not fit the model or each other; a model whose states cannot be changed; NaN.
@@ -80,7 +86,12 @@ def effective_depth(
     if not isinstance(model, DepthModel):
         remedy = "open it with depthprobe.load or depthprobe.wrap"
         raise UserError(f"a {type(model).__name__} has no depth axis", remedy=remedy)
-    listed = [items] if isinstance(items, Item) else list(items)
+    listed = items_of(items)
+    batch_size = whole(batch_size, "batch_size", 1)
+    spared = None if spared is None else whole(spared, "spared", 0)
+    skip_too_long, chat = flag(skip_too_long, "skip_too_long"), flag(chat, "chat")
+    max_bytes = memory(max_bytes)
     prepared = prepare_items(model, listed, skip_too_long=skip_too_long, bos=bos, chat=chat)
+    spared = spared_of(model, prepared.targets, spared)
     batches = effective_rows(model, prepared.targets, batch_size, spared=spared, max_bytes=max_bytes)
-    return EffectiveDepth(model.name, pl.concat([rows for _, rows in batches]), prepared.too_long)
+    return EffectiveDepth(model.name, pl.concat([rows for _, rows in batches]), prepared.too_long, spared)

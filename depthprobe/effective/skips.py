@@ -12,11 +12,9 @@ from depthprobe.depth import Capture
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.effective.parts import LOOP, STATE_BYTES, Part, around, cell_bytes, chunks
 from depthprobe.lens.reads import Reads
-from depthprobe.lens.scores import CandidateIndex
+from depthprobe.lens.scores import TOP, Asked, CandidateIndex, log_targets
 from depthprobe.lens.targets import Path, Target
 from depthprobe.lens.vocabulary import Said, read
-
-TOP = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,33 +95,21 @@ def _scored(
     model: TappedModel, target: Target, parts: Sequence[Part], suffixes: Sequence[Path], states: Tensor
 ) -> Skipped:
     """states: [N, C + 1, d] at the last depth, behind each of N suffixes, without each of C parts and clean."""
-    row = {suffix: number for number, suffix in enumerate(suffixes)}
     nothing = Capture({}, None, None, torch.empty(0))
-    index = CandidateIndex([target], Reads(nothing, {(0, s): row[s] - 1 for s in suffixes[1:]}, {}), model.device)
-    asked: list[list[int]] = [[] for _ in suffixes]  # tokens whose scores are wanted behind each suffix
-    slots: list[int] = []
-    for at, token in zip(index.rows.tolist(), index.tokens.tolist(), strict=True):
-        slots.append(len(asked[at]))
-        asked[at].append(token)
-    answer: list[tuple[int, int]] = []  # (row, slot)
-    for length, token in enumerate(target.answer_ids):
-        at = row[target.answer_ids[:length]]
-        answer.append((at, len(asked[at])))
-        asked[at].append(token)
-    widest = max(map(len, asked))
-    tokens = torch.tensor([[*ids, *[0] * (widest - len(ids))] for ids in asked], device=model.device)
-    said = _read(model, target, parts, states, tokens)
-    assert said.target_logit is not None and said.kl_final is not None
-    logprobs = (said.target_logit - said.log_normaliser[..., None])[:, :-1]  # [N, C, T]
-    entries = logprobs[index.rows, :, torch.tensor(slots, device=model.device)]  # [E, C]
-    places = torch.tensor(answer, device=model.device)
+    reads = Reads(nothing, {(0, suffix): number for number, suffix in enumerate(suffixes[1:])}, {})
+    index = CandidateIndex([target], reads, model.device)
+    asked = Asked.of([target], reads, index)
+    said = _read(model, target, parts, states, asked.tokens)
+    assert said.kl_final is not None
+    logprobs = log_targets(said)[:, :-1]  # [N, C, T]
+    entries = logprobs[index.rows, :, asked.slots]  # [E, C]
     best, clean = said.top_ids[0, :-1], said.top_ids[0, -1]
     common = (best[:, :, None] == clean).any(-1).float().mean(-1)
     same = (states[0, :-1] == states[0, -1:]).all(-1)  # what is the same has a divergence of 0, not of rounding
     return Skipped(
         kl=said.kl_final[0, :-1].masked_fill(same, 0.0).cpu(),
         top=common.cpu(),
-        logprob=logprobs[places[:, 0], :, places[:, 1]].sum(0).cpu(),
+        logprob=torch.stack([logprobs[row, :, slot] for row, slot in asked.answers[0]]).sum(0).cpu(),
         correct=torch.stack([index.score(column).correct[0] for column in entries.unbind(-1)]).cpu(),
     )
 
@@ -136,11 +122,9 @@ def _read(model: TappedModel, target: Target, parts: Sequence[Part], states: Ten
     else:
         where = f"item {target.item.id} with a part skipped"
     return read(
-        model, [(last, state) for state in states.unbind(1)], top_k=TOP, targets=tokens, name=lambda _: where
+        model, [(last, state) for state in states.unbind(1)], top_k=TOP, targets=tokens, ranked=0, name=lambda _: where
     )
 
 
 def named(part: Part) -> str:
     return f"loop {part.coordinate.loop}" if part.site == LOOP else str(part.coordinate)
-
-

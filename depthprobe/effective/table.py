@@ -24,15 +24,16 @@ from depthprobe.depth.tapped import TappedModel
 from depthprobe.effective.contributions import Contribution, contributions
 from depthprobe.effective.later import later_changes
 from depthprobe.effective.parts import STATE_BYTES, Part, parts_of
-from depthprobe.effective.skips import TOP, Skipped, skip_effects
+from depthprobe.effective.skips import Skipped, skip_effects
 from depthprobe.errors import UserError
 from depthprobe.lens.reads import run_batch
+from depthprobe.lens.scores import TOP
 from depthprobe.lens.table import n_batches
 from depthprobe.lens.targets import Target
 from depthprobe.lens.vocabulary import read
 from depthprobe.tasks.intervals import cluster_of
 
-__all__ = ["effective_batch", "effective_rows", "n_batches"]
+__all__ = ["effective_batch", "effective_rows", "n_batches", "spared_of"]
 
 
 def effective_rows(
@@ -41,13 +42,14 @@ def effective_rows(
     batch_size: int = 8,
     *,
     done: Collection[int] = (),
-    spared: int = 0,
+    spared: int | None = None,
     engine: str = "auto",
     max_bytes: int = MAX_BYTES,
 ) -> Iterator[tuple[int, pl.DataFrame]]:
     """(number of the batch, its rows) for every batch that is not in `done`; see `effective_batch`."""
     if batch_size < 1:
         raise UserError(f"batch size {batch_size} is not positive", remedy="give at least 1")
+    spared = spared_of(model, targets, spared)
     for number in range(n_batches(len(targets), batch_size)):
         if number not in done:
             batch = targets[number * batch_size : (number + 1) * batch_size]
@@ -59,19 +61,17 @@ def effective_batch(
     model: DepthModel,
     targets: Sequence[Target],
     *,
-    spared: int = 0,
+    spared: int | None = None,
     engine: str = "auto",
     max_bytes: int = MAX_BYTES,
-    state_bytes: int = STATE_BYTES,
+    state_bytes: int | None = None,
 ) -> pl.DataFrame:
     """The rows of one batch: items in order, and for each its layers and loops in the order in which they end.
 
     Args:
-        spared: so many tokens at the front of a prompt are never skipped (and not averaged over). The paper spares one:
-            many models park attention on their first token, and without the layer that makes it fit for that nothing
-            works. The default skips at all tokens.
+        spared: so many tokens at the front of a prompt are never skipped (and not averaged over); see `spared_of`.
         engine: of `DepthModel.resume`; max_bytes: what its sweeps may take.
-        state_bytes: of states that are held at once.
+        state_bytes: of states that are held at once beside them; None: `STATE_BYTES`, at most a quarter of max_bytes.
 
     Raises:
         UserError: a model whose states cannot be changed; `spared` that leaves no token; NaN logits or lens (names the
@@ -79,12 +79,9 @@ def effective_batch(
     """
     if not isinstance(model, TappedModel):
         raise UserError(f"{model.name} shows states but takes none back", remedy="open it by the native route")
-    if spared < 0:
-        raise UserError(f"spared is {spared}, below 0")
-    for target in targets:
-        if spared >= len(target.prompt_ids):
-            what = f"its {len(target.prompt_ids)} tokens leave none to skip when {spared} are spared"
-            raise UserError(what, where=f"item {target.item.id}", remedy="spare fewer")
+    if state_bytes is None:
+        state_bytes = min(STATE_BYTES, max_bytes // 4)
+    spared = spared_of(model, targets, spared)
     parts = parts_of(model)
     lens = _lens(model, targets, parts)
     rows: list[dict[str, Any]] = []
@@ -98,6 +95,32 @@ def effective_batch(
         others = later_changes(model, ids, parts, tuple(range(spared, end)), **run)
         rows += _rows(target, parts, added, skipped, same, others, [part[number] for part in lens])
     return tables.conform("effective", rows)
+
+
+def spared_of(model: DepthModel, targets: Sequence[Target], asked: int | None) -> int:
+    """How many tokens at the front of every prompt are spared.
+
+    Args:
+        asked: so many; None: one, as in the paper, or none in a model with loops or where a prompt is one token.
+
+    Many models park attention on their first token, and without the layer that makes it fit for that nothing works: a
+    skip then measures the sink, not what the layer does for the answer. In SmolLM2-135M three layers show it
+    (docs/architecture.md). In the embedded models with loops sparing it changed next to nothing, and unspared, a model
+    without one of its loops is the model with one loop less (`effective.parts`).
+
+    Raises:
+        UserError: below 0, or so many that a prompt has none left.
+    """
+    if asked is None:
+        return int(not model.loop_ends and min((len(target.prompt_ids) for target in targets), default=0) > 1)
+    spared = asked
+    if spared < 0:
+        raise UserError(f"spared is {spared}, below 0")
+    for target in targets:
+        if spared >= len(target.prompt_ids):
+            what = f"its {len(target.prompt_ids)} tokens leave none to skip when {spared} are spared"
+            raise UserError(what, where=f"item {target.item.id}", remedy="spare fewer (--spare-first)")
+    return spared
 
 
 def _lens(model: DepthModel, targets: Sequence[Target], parts: Sequence[Part]) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from depthprobe.lens.coda import check_coda
 from depthprobe.lens.logit import LENSES, logit_lens
 from depthprobe.lens.result import LensResult
 from depthprobe.lens.table import Prepared, lens_batch, lens_rows, n_batches, prepare_items
@@ -12,6 +13,6 @@ from depthprobe.lens.tuned_train import Recipe, train_tuned
 
 __all__ = [
     "LENSES", "LensResult", "Node", "Prepared", "Recipe", "Target", "TunedLens", "as_lens", "browse_depths", "browsed",
-    "lens_batch", "lens_rows", "logit_lens", "n_batches", "prepare_items", "resolve", "token_batch", "token_rows",
-    "train_tuned",
+    "check_coda", "lens_batch", "lens_rows", "logit_lens", "n_batches", "prepare_items", "resolve", "token_batch",
+    "token_rows", "train_tuned",
 ]  # fmt: skip

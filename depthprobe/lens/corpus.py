@@ -100,11 +100,28 @@ def open_corpus(name: str, *, order: str | None = None, tasks: Sequence[str] = T
     files = _files(path)
 
     def texts(split: Split) -> Iterator[Document]:
-        for document in _read(files, path):
+        read = taken = 0
+        for read, document in enumerate(_read(files, path), 1):  # noqa: B007 (how many there are)
             if split == "all" or split == _side(document.group):
+                taken += 1
                 yield document
+        if not taken:
+            raise _too_little(name, read, split)
 
     return Corpus(name, None, texts)
+
+
+def _too_little(name: str, documents: int, split: Split) -> UserError:
+    """Of a text of which nothing is in a split."""
+    if not documents:
+        return UserError("there is no text in it", where=name, remedy="give .txt or .jsonl files that hold text")
+    has = f"the text is {documents} document{'s' if documents > 1 else ''}"
+    cut = f"documents are cut at blank lines, {_DOCUMENT} characters or more each (.jsonl: one a line)"
+    if split == "train":
+        what = f"{has}, of which none is left to train on: about one in five is held out"
+        return UserError(what, where=name, remedy=f"give more text; {cut}")
+    what = f"{has}, of which none is held out: about one in five is"
+    return UserError(what, where=name, remedy=f"give more text, or read all of it if no lens was trained on it; {cut}")
 
 
 def token_rows(
@@ -142,7 +159,8 @@ def _side(group: str) -> Split:
 def _stories(tasks: Sequence[str], split: Split, order: str, longest: int) -> Iterator[Document]:
     """Stories of each task in turn, each with one question and its answer, of rising hops and around again."""
     if split == "all":
-        raise UserError("stories are generated for training or for a test", remedy="take one of the two")
+        what = "stories are made for training or for a test, so there are no stories of both"
+        raise UserError(what, where="stories", remedy="leave out --all (split 'heldout')")
     made = [
         Generator(task, hops=range(1, longest + 1), split=split, orders=order, seed=_SEEDS[split]) for task in tasks
     ]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from depthprobe.depth import Capture, Coordinate, DepthModel
+from depthprobe.depth.arguments import coordinates_of, flag, is_flag, whole
 from depthprobe.errors import UserError
 from depthprobe.lens.coda import coda_exit_states, coda_states
 from depthprobe.lens.reads import check_logits, pad_id, padded
@@ -45,7 +46,7 @@ def logit_lens(
     lens: str = "plain",
     *,
     tuned: TunedLens | str | Path | None = None,
-    coordinates: Sequence[Coordinate] | None = None,
+    coordinates: Sequence[Coordinate] | Coordinate | None = None,
     bos: str = "tokenizer",
     chat: bool = False,
     side: Literal["left", "right"] = "left",
@@ -89,11 +90,10 @@ def logit_lens(
     if not isinstance(model, DepthModel):
         remedy = "open it with depthprobe.load or depthprobe.wrap"
         raise UserError(f"a {type(model).__name__} has no depth axis", remedy=remedy)
-    if not isinstance(top_k, int) or top_k < 1:
-        raise UserError(f"top_k is {top_k!r}", remedy="give a whole number of at least 1")
+    top_k, chat = whole(top_k, "top_k", 1), flag(chat, "chat")
     if side not in ("left", "right"):
         raise UserError(f"side is {side!r}", remedy="one of left, right")
-    if coordinates is not None and not (coordinates := tuple(coordinates)):
+    if coordinates is not None and not (coordinates := coordinates_of(coordinates)):
         raise UserError("coordinates are empty", remedy="name a depth, or leave them out")
     translators = None if tuned is None else as_lens(tuned, model)
     rows = _rows(model, text_or_ids, bos, chat)
@@ -116,16 +116,16 @@ def logit_lens(
         said.append(some)
         gates += [] if gate is None else [gate.float().cpu()]
 
-    def whole(name: str) -> Tensor | None:
+    def joined(name: str) -> Tensor | None:
         pieces = [getattr(piece, name) for piece in said]
         return None if pieces[0] is None else torch.cat(pieces).cpu()
 
-    top_ids, top_logprobs = whole("top_ids"), whole("top_logprobs")
-    entropy, kl, identity, normaliser = (whole(name) for name in ("entropy", "kl_final", "identity", "log_normaliser"))
+    top_ids, top_logprobs = joined("top_ids"), joined("top_logprobs")
+    entropy, kl, identity, normaliser = (joined(name) for name in ("entropy", "kl_final", "identity", "log_normaliser"))
     assert top_ids is not None and top_logprobs is not None and normaliser is not None
     assert entropy is not None and kl is not None and identity is not None
     owner = torch.tensor([number for number, places in enumerate(wanted) for _ in places])
-    logits = whole("target_logit")
+    logits = joined("target_logit")
     bos_id = getattr(model.tokenizer, "bos_token_id", None)
     return LensResult(
         model_name=model.name,
@@ -142,7 +142,7 @@ def logit_lens(
         target_ids=None if target_ids is None else target_ids[owner],
         target_logits=logits,
         target_logprobs=None if logits is None else logits - normaliser[..., None],
-        target_ranks=whole("target_rank"),
+        target_ranks=joined("target_rank"),
         gate_lambda=torch.cat(gates) if gates else None,
         loop_ends=model.loop_ends,
         identity=float(identity.max()),
@@ -324,6 +324,8 @@ def _whole(given: Any, what: str, remedy: str) -> tuple[int, ...]:
     """One whole number or several, of whatever library."""
     try:
         flat = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
+        if any(map(is_flag, flat if isinstance(flat, list | tuple) else [flat])):
+            raise TypeError
         return tuple(index(one) for one in (flat if isinstance(flat, Iterable) else [flat]))
     except TypeError:
         shown = f"{type(given).__name__} {given!r}"[:80]

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import torch
 from torch import Tensor
 
-from depthprobe import halting
 from depthprobe.depth import Coordinate
+from depthprobe.lens.gate import gate_columns
 from depthprobe.lens.words import Words
 
 #: What a cell in Jupyter shows of a row: so many tokens and depths.
@@ -92,7 +91,8 @@ class LensResult:
             "kl_final": self.kl_final.numpy().ravel(),
         }
         if self.gate_lambda is not None:
-            columns |= self._gate(self.gate_lambda)
+            found = gate_columns(self.gate_lambda, self.loop_ends, self.depths, np.arange(n))
+            columns |= dict(zip(("gate_lambda", "gate_cdf"), found, strict=True))
         frame = pl.DataFrame(columns)
         if self.target_ids is None:
             return frame
@@ -108,15 +108,6 @@ class LensResult:
             pl.Series("target_prob", np.exp(logprobs)),
             pl.Series("target_rank", self.target_ranks.numpy().ravel()),
         )
-
-    def _gate(self, gate_lambda: Tensor) -> dict[str, pl.Series]:
-        at = [self.loop_ends.index(c) if c in self.loop_ends else -1 for c in self.depths]
-        left = halting.cdf(halting.stopping_distribution(gate_lambda))
-        none = torch.full((len(gate_lambda), 1), torch.nan)
-        return {
-            name: pl.Series(torch.cat([values, none], dim=1)[:, at].numpy().ravel()).fill_nan(None)
-            for name, values in (("gate_lambda", gate_lambda), ("gate_cdf", left))
-        }
 
     def top(self, row: int = 0) -> pl.DataFrame:
         """The best word of each position (lines) at each depth (columns) of a row."""

@@ -1,36 +1,23 @@
-"""What one depth says: scores over the vocabulary and over the candidate answers, for a batch of items.
+"""What a batch of items says at every depth, over the vocabulary and over the candidate answers.
 
-All in float32, one chunk of logits at a time; nothing of size (depths × items × vocabulary) is ever held.
+In float32, by tiles (`lens.vocabulary`); nothing of size (depths × items × vocabulary) is ever held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from depthprobe.depth import Coordinate, DepthModel
-from depthprobe.errors import UserError
 from depthprobe.lens.reads import Reads
 from depthprobe.lens.targets import Target
+from depthprobe.lens.vocabulary import Said, read
 
-#: Logits held at once, in elements (64 MiB of float32).
-_CHUNK = 1 << 24
-
-
-@dataclass(frozen=True, slots=True)
-class VocabularyScores:
-    """Over the whole vocabulary; each [B] unless noted. Log-probabilities natural, entropy and KL in nats."""
-
-    target_logit: Tensor
-    target_logprob: Tensor
-    target_rank: Tensor  # int64, 0 = best
-    entropy: Tensor
-    kl_final: Tensor
-    top_ids: Tensor  # int64 [B, 5]
-    top_probs: Tensor  # [B, 5]
+#: Of the best tokens, so many are named.
+TOP = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,82 +97,93 @@ class CandidateIndex:
         )
 
 
-def score_depth(
-    model: DepthModel,
-    coordinate: Coordinate,
-    reads: Reads,
-    index: CandidateIndex,
-    first: Tensor,
-    final: Tensor,
-    names: Sequence[str],
-) -> tuple[VocabularyScores, CandidateScores]:
-    """Scores of one depth.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which tokens' scores are wanted behind which reads, as `vocabulary.read` takes them.
+
+    Attributes:
+        tokens: int64 [B + M, T], of the concatenated reads; the first of a prompt is that of its answer.
+        slots: int64 [E], the column of each entry of a `CandidateIndex`, in its row.
+        answers: of each item, (row, column) of every token of its whole answer.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    answers: tuple[tuple[tuple[int, int], ...], ...]
+
+    @classmethod
+    def of(cls, targets: Sequence[Target], reads: Reads, index: CandidateIndex) -> Asked:
+        wanted: list[list[int]] = [[] for _ in range(len(targets) + len(reads.after))]
+
+        def slot(row: int, token: int) -> int:
+            wanted[row].append(token)
+            return len(wanted[row]) - 1
+
+        answers = []
+        for number, target in enumerate(targets):
+            begun = [target.answer_ids[:length] for length in range(1, len(target.answer_ids))]
+            rows = [number, *(len(targets) + reads.after[number, beginning] for beginning in begun)]
+            answers.append(tuple((row, slot(row, token)) for row, token in zip(rows, target.answer_ids, strict=True)))
+        pairs = zip(index.rows.tolist(), index.tokens.tolist(), strict=True)
+        slots = [slot(row, token) for row, token in pairs]
+        widest = max(map(len, wanted))
+        device = index.rows.device
+        tokens = torch.tensor([[*ids, *[0] * (widest - len(ids))] for ids in wanted], device=device)
+        return cls(tokens, torch.tensor(slots, device=device), tuple(answers))
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What B items say at D depths.
+
+    Attributes:
+        said: over the whole vocabulary, [B, D]; its one target is the first token of the answer.
+        candidates: over the candidate answers, one a depth.
+        answers: log-probability of each whole answer at the last depth, teacher-forced.
+    """
+
+    said: Said
+    candidates: list[CandidateScores]
+    answers: list[float]
+
+
+def score(
+    model: DepthModel, targets: Sequence[Target], reads: Reads, places: Mapping[Coordinate, Coordinate] | None = None
+) -> Scores:
+    """Scores of a batch at every depth of the axis.
 
     Args:
-        first: int64 [B], the first token of each answer.
-        final: float32 [B, V], log-probabilities of the last depth.
-        names: of the items, for an error.
+        places: depth → the depth as which its state is read, where that is another.
 
     Raises:
-        UserError: the readout gives NaN (overflow in half precision); names item and depth.
+        UserError: a readout is not finite (overflow in half precision); names item and depth.
     """
-    batch = len(names)
-    logits = _readout(model, reads.root.states[coordinate], coordinate, names)
-    logprobs = logits.log_softmax(-1)
-    probs = logprobs.exp()
-    target_logit = logits.gather(-1, first[:, None])
-    top_probs, top_ids = probs.topk(min(5, probs.shape[-1]), dim=-1)
-    vocabulary = VocabularyScores(
-        target_logit=target_logit[:, 0],
-        target_logprob=logprobs.gather(-1, first[:, None])[:, 0],
-        target_rank=(logits > target_logit).sum(-1),
-        entropy=-torch.xlogy(probs, probs).sum(-1),
-        kl_final=(final.exp() * (final - logprobs)).nan_to_num(nan=0.0).sum(-1).clamp(min=0.0),
-        top_ids=top_ids,
-        top_probs=top_probs,
-    )
-    entries = torch.empty(len(index.rows), dtype=torch.float32, device=logits.device)
-    at_root = index.rows < batch
-    entries[at_root] = logprobs[index.rows[at_root], index.tokens[at_root]]
-    rows_a_chunk = max(1, _CHUNK // logits.shape[-1])
-    for start in range(0, len(index.needed), rows_a_chunk):
-        rows = torch.tensor(index.needed[start : start + rows_a_chunk], device=logits.device)
-        later = _readout(model, reads.states[coordinate][rows - batch], coordinate, None).log_softmax(-1)
-        slot = torch.full((int(index.rows.max()) + 1,), -1, device=logits.device)
-        slot[rows] = torch.arange(len(rows), device=logits.device)
-        mine = slot[index.rows] >= 0
-        entries[mine] = later[slot[index.rows[mine]], index.tokens[mine]]
-    return vocabulary, index.score(entries)
+    index = CandidateIndex(targets, reads, model.device)
+    asked = Asked.of(targets, reads, index)
+    batch, owners = len(targets), [targets[number].item.id for number, _ in reads.after]
+    as_read = places or {}
+
+    def depths(states: Mapping[Coordinate, Tensor]) -> list[tuple[Coordinate, Tensor]]:
+        return [(as_read.get(c, c), states[c]) for c in model.axis]
+
+    root = read(
+        model, depths(reads.root.states), top_k=TOP, targets=asked.tokens[:batch], ranked=1,
+        name=lambda row: f"item {targets[row].item.id}",
+    )  # fmt: skip
+    pieces = [log_targets(root)]
+    if owners:
+        later = read(
+            model, depths(reads.states), top_k=1, targets=asked.tokens[batch:], ranked=0, full=False,
+            name=lambda row: f"item {owners[row]}",
+        )  # fmt: skip
+        pieces.append(log_targets(later))
+    logprobs = torch.cat(pieces)  # [B + M, D, T]
+    entries = logprobs[index.rows, :, asked.slots]  # [E, D]
+    answers = [sum(float(logprobs[row, -1, slot]) for row, slot in places) for places in asked.answers]
+    return Scores(root, [index.score(column) for column in entries.unbind(-1)], answers)
 
 
-def answer_logprobs(model: DepthModel, targets: Sequence[Target], reads: Reads, final: Tensor) -> list[float]:
-    """Teacher-forced log-probability of each whole answer at the last depth. final: float32 [B, V]."""
-    last = model.axis[-1]
-    total = [float(final[number, target.answer_ids[0]]) for number, target in enumerate(targets)]
-    wanted = [
-        (number, reads.after[number, target.answer_ids[:length]], target.answer_ids[length])
-        for number, target in enumerate(targets)
-        for length in range(1, len(target.answer_ids))
-    ]
-    rows_a_chunk = max(1, _CHUNK // final.shape[-1])
-    for start in range(0, len(wanted), rows_a_chunk):
-        chunk = wanted[start : start + rows_a_chunk]
-        rows = torch.tensor([row for _, row, _ in chunk], device=final.device)
-        logprobs = model.readout(reads.states[last][rows], last).log_softmax(-1)
-        for place, (number, _, token) in enumerate(chunk):
-            total[number] += float(logprobs[place, token])
-    return total
-
-
-def _readout(
-    model: DepthModel, states: Tensor, coordinate: Coordinate, names: Sequence[str] | None
-) -> Tensor:
-    logits = model.readout(states, coordinate)
-    bad = logits.isnan().any(-1)
-    if bool(bad.any()):
-        item = f"item {names[int(bad.nonzero()[0])]}, " if names else ""
-        remedy = "a half-precision state overflowed or the weights are damaged; try --dtype float32"
-        raise UserError(
-            f"{model.name} gives NaN in the lens", where=f"{item}depth {coordinate}", remedy=remedy
-        )
-    return logits
+def log_targets(said: Said) -> Tensor:
+    """Log-probabilities of the targets that were asked for, [N, D, T]."""
+    assert said.target_logit is not None
+    return said.target_logit - said.log_normaliser[..., None]

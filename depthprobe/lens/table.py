@@ -10,7 +10,7 @@ lacks and ends with the same table.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,17 +19,13 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from depthprobe import halting, tables
+from depthprobe import tables
 from depthprobe.depth import DepthModel
 from depthprobe.errors import UserError
+from depthprobe.lens.coda import coda_places, coda_reads
+from depthprobe.lens.gate import gate_columns
 from depthprobe.lens.reads import run_batch
-from depthprobe.lens.scores import (
-    CandidateIndex,
-    CandidateScores,
-    VocabularyScores,
-    answer_logprobs,
-    score_depth,
-)
+from depthprobe.lens.scores import Scores, log_targets, score
 from depthprobe.lens.targets import Target, resolve
 from depthprobe.lens.tuned import TunedLens
 from depthprobe.lens.words import Words
@@ -77,26 +73,46 @@ def prepare_items(
         elif skip_too_long:
             too_long.append(target.item.id)
         else:
-            what = f"its {target.n_positions} tokens exceed the context of {model.name}, {limit} tokens"
-            raise UserError(
-                what, where=f"item {target.item.id}", remedy="shorten the story or pass --skip-too-long"
-            )
+            remedy = "shorten the story or pass --skip-too-long"
+            check_context(model, target.n_positions, f"item {target.item.id}", remedy)
     if not targets:
         what = f"all {len(too_long)} items exceed the context of {model.name}, {limit} tokens"
         raise UserError(what, remedy="give shorter stories")
     return Prepared(tuple(targets), _items_table(targets), tuple(too_long))
 
 
+def check_context(model: DepthModel, tokens: int, where: str, remedy: str = "shorten the story") -> None:
+    """Raises UserError for more tokens than the model was made for; `where`: whose they are."""
+    limit = model.context_length
+    if limit is not None and tokens > limit:
+        what = f"its {tokens} tokens exceed the context of {model.name}, {limit} tokens"
+        raise UserError(what, where=where, remedy=remedy)
+
+
+def items_of(given: Any) -> list[Item]:
+    """One item or several, as a list. Raises UserError for none, for what is no item, or for two of one id."""
+    remedy = "give those of depthprobe.tasks"
+    if given is None or isinstance(given, str | Mapping) or not isinstance(given, Item | Iterable):
+        what = "there are no items" if given is None else f"a {type(given).__name__} is no item"
+        raise UserError(what, remedy=remedy)
+    listed = [given] if isinstance(given, Item) else list(given)
+    if not listed:
+        raise UserError("there are no items", remedy="give at least one")
+    distinct(listed)
+    return listed
+
+
 def distinct(items: Sequence[Any]) -> None:
     """Raises UserError for something that is no item, or for two items of one id."""
-    seen: set[str] = set()
+    seen: dict[str, Item] = {}
     for item in items:
         if not isinstance(item, Item):
             what = f"a {type(item).__name__} is no item"
             raise UserError(what, remedy="give those of depthprobe.tasks")
         if item.id in seen:
-            raise UserError(f"two items have the id '{item.id}'", remedy="give each its own id")
-        seen.add(item.id)
+            remedy = "it is the same item: give it once" if item == seen[item.id] else "give each its own id"
+            raise UserError(f"two items have the id '{item.id}'", remedy=remedy)
+        seen[item.id] = item
 
 
 def n_batches(n_targets: int, batch_size: int) -> int:
@@ -111,53 +127,58 @@ def lens_rows(
     *,
     done: Collection[int] = (),
     tuned: TunedLens | None = None,
+    coda: bool = False,
 ) -> Iterator[tuple[int, pl.DataFrame]]:
-    """(number of the batch, its lens rows) for every batch that is not in `done`; read by `tuned` if it is given."""
+    """(number of the batch, its lens rows) for every batch that is not in `done`; lenses as in `lens_batch`."""
     if batch_size < 1:
         raise UserError(f"batch size {batch_size} is not positive", remedy="give at least 1")
     for number in range(n_batches(len(targets), batch_size)):
         if number not in done:
-            yield number, lens_batch(model, targets[number * batch_size : (number + 1) * batch_size], tuned)
+            yield number, lens_batch(model, targets[number * batch_size : (number + 1) * batch_size], tuned, coda)
 
 
 @torch.inference_mode()
-def lens_batch(model: DepthModel, targets: Sequence[Target], tuned: TunedLens | None = None) -> pl.DataFrame:
+def lens_batch(
+    model: DepthModel, targets: Sequence[Target], tuned: TunedLens | None = None, coda: bool = False
+) -> pl.DataFrame:
     """The lens rows of one batch: items in order, and for each the depths in order.
 
     Args:
         tuned: a tuned lens that was checked against the model (`as_lens`); None: the plain lens.
+        coda: read the end of each loop behind the coda, all tokens stopped there (`lens.coda`).
 
     Raises:
-        UserError: NaN logits or lens (names the item), or the readout identity fails.
+        UserError: NaN logits or lens (names the item), the readout identity fails, or `coda` of a model without one.
     """
     reads = run_batch(model, targets)
     if tuned is not None:  # the last depth stays the model's own, whose readout was compared with its logits
         last = model.axis[-1]
         reads = replace(reads, root=tuned.capture(reads.root, last), states=tuned.translated(reads.states, last))
-    names = [target.item.id for target in targets]
-    index = CandidateIndex(targets, reads, model.device)
-    first = torch.tensor([target.answer_ids[0] for target in targets], device=model.device)
-    last = model.axis[-1]
-    final = model.readout(reads.root.states[last], last).log_softmax(-1)
-    depths = [score_depth(model, coordinate, reads, index, first, final, names) for coordinate in model.axis]
-    whole = answer_logprobs(model, targets, reads, final)
-    return _lens_table(model, targets, depths, whole, reads.root.gate_lambda, "plain" if tuned is None else "tuned")
+    if coda:
+        reads = coda_reads(model, targets, reads)
+    places = coda_places(model) if coda else {}
+    names = ["coda" if c in places else "plain" if tuned is None else "tuned" for c in model.axis]
+    return _lens_table(model, targets, score(model, targets, reads, places), reads.root.gate_lambda, names)
 
 
 def _lens_table(
     model: DepthModel,
     targets: Sequence[Target],
-    depths: list[tuple[VocabularyScores, CandidateScores]],
-    whole: list[float],
+    scores: Scores,
     gate_lambda: Tensor | None,
-    lens: str,
+    lenses: Sequence[str],
 ) -> pl.DataFrame:
     """Columns of [items × depths], items outermost."""
     n_items, n_depths = len(targets), len(model.axis)
 
-    def stacked(part: int, name: str) -> np.ndarray[Any, Any]:
-        """[items, depths, …] of one score."""
-        return torch.stack([getattr(scores[part], name) for scores in depths], dim=1).cpu().numpy()
+    def said(values: Tensor | None) -> np.ndarray[Any, Any]:
+        """[items · depths, …]"""
+        assert values is not None
+        return values.flatten(0, 1).cpu().numpy()
+
+    def among(name: str) -> np.ndarray[Any, Any]:
+        """[items · depths] of a score over the candidates."""
+        return torch.stack([getattr(of_depth, name) for of_depth in scores.candidates], dim=1).cpu().numpy().ravel()
 
     def by_item(values: Sequence[object]) -> list[object]:
         return [value for value in values for _ in range(n_depths)]
@@ -165,12 +186,13 @@ def _lens_table(
     def by_depth(values: Sequence[object]) -> list[object]:
         return list(values) * n_items
 
-    top_ids = stacked(0, "top_ids")  # [items, depths, 5]
+    found = scores.said
+    top_ids = found.top_ids.cpu().numpy()  # [items, depths, 5]
     words = Words(model.tokenizer)
     top_words = [[words(token) for token in row] for row in top_ids.reshape(-1, top_ids.shape[-1]).tolist()]
-    logprob = stacked(0, "target_logprob")
+    logprob = said(log_targets(found)[..., 0])
     last = [depth == n_depths - 1 for depth in range(n_depths)]
-    gate_l, gate_c = _gate_columns(model, gate_lambda, n_items)
+    gate_l, gate_c = gate_columns(gate_lambda, model.loop_ends, model.axis, np.arange(n_items))
     columns: dict[str, Any] = {
         "item": by_item([target.item.id for target in targets]),
         "story": by_item([target.item.story_id for target in targets]),
@@ -181,47 +203,29 @@ def _lens_table(
         "loop": by_depth([c.loop for c in model.axis]),
         "layer": by_depth([c.layer for c in model.axis]),
         "site": by_depth([c.site for c in model.axis]),
-        "lens": [lens] * (n_items * n_depths),
-        "target_logit": stacked(0, "target_logit").ravel(),
-        "target_logprob": logprob.ravel(),
-        "target_prob": np.exp(logprob).ravel(),
-        "target_rank": stacked(0, "target_rank").ravel(),
-        "p_plausible": stacked(1, "p_plausible").ravel(),
-        "p_candidates": stacked(1, "p_candidates").ravel(),
-        "candidate_prob": stacked(1, "candidate_prob").ravel(),
-        "candidate_correct": stacked(1, "correct").ravel(),
-        "candidate_plausible": stacked(1, "plausible").ravel(),
-        "answer_logprob": [value if end else None for value in whole for end in last],
+        "lens": by_depth(lenses),
+        "target_logit": said(found.target_logit)[:, 0],
+        "target_logprob": logprob,
+        "target_prob": np.exp(logprob),
+        "target_rank": said(found.target_rank)[:, 0],
+        "p_plausible": among("p_plausible"),
+        "p_candidates": among("p_candidates"),
+        "candidate_prob": among("candidate_prob"),
+        "candidate_correct": among("correct"),
+        "candidate_plausible": among("plausible"),
+        "answer_logprob": [value if end else None for value in scores.answers for end in last],
         "top1_id": top_ids[..., 0].ravel(),
         "top1": [row[0] for row in top_words],
         "equals_final": (top_ids[..., 0] == top_ids[:, -1:, 0]).ravel(),
-        "entropy": stacked(0, "entropy").ravel(),
-        "kl_final": stacked(0, "kl_final").ravel(),
+        "entropy": said(found.entropy),
+        "kl_final": said(found.kl_final),
         "top5": top_words,
-        "top5_probs": stacked(0, "top_probs").reshape(n_items * n_depths, -1).tolist(),
+        "top5_probs": said(found.top_logprobs.exp()).tolist(),
         "is_loop_end": by_depth([c in model.loop_ends for c in model.axis]),
         "gate_lambda": gate_l,
         "gate_cdf": gate_c,
     }
     return tables.conform("lens", columns)
-
-
-def _gate_columns(
-    model: DepthModel, gate_lambda: Tensor | None, n_items: int
-) -> tuple[list[float | None], list[float | None]]:
-    """λ and CDF in the rows of loop ends, null elsewhere. gate_lambda: [items, R] or None."""
-    empty: list[float | None] = [None] * (n_items * len(model.axis))
-    if gate_lambda is None:
-        return empty, list(empty)
-    loop = {coordinate: number for number, coordinate in enumerate(model.loop_ends)}
-    lambdas = gate_lambda.float().cpu()
-    cdf = halting.cdf(halting.stopping_distribution(lambdas)).tolist()
-    rows = lambdas.tolist()
-    at = [loop.get(coordinate) for coordinate in model.axis]
-    return (
-        [None if r is None else row[r] for row in rows for r in at],
-        [None if r is None else row[r] for row in cdf for r in at],
-    )
 
 
 def _items_table(targets: Sequence[Target]) -> pl.DataFrame:

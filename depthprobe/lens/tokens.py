@@ -11,7 +11,7 @@ rows depend on the model and the batch alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,11 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from depthprobe import halting, tables
+from depthprobe import tables
 from depthprobe.depth import Capture, Coordinate, DepthModel, continue_cache
 from depthprobe.errors import UserError
+from depthprobe.lens.coda import coda_states
+from depthprobe.lens.gate import gate_columns
 from depthprobe.lens.reads import check_logits, pad_id, padded, split_stories
 from depthprobe.lens.targets import Target
 from depthprobe.lens.tuned import TunedLens
@@ -79,21 +81,25 @@ def token_rows(
     *,
     done: Collection[int] = (),
     tuned: TunedLens | None = None,
+    coda: bool = False,
 ) -> Iterator[tuple[int, pl.DataFrame]]:
-    """(number of the batch, its rows) for every batch that is not in `done`; read by `tuned` if it is given."""
+    """(number of the batch, its rows) for every batch that is not in `done`; lenses as in `lens.table.lens_batch`."""
     if batch_size < 1:
         raise UserError(f"batch size {batch_size} is not positive", remedy="give at least 1")
     for number in range(-(-len(targets) // batch_size)):
         if number not in done:
-            yield number, token_batch(model, targets[number * batch_size : (number + 1) * batch_size], tuned)
+            yield number, token_batch(model, targets[number * batch_size : (number + 1) * batch_size], tuned, coda)
 
 
 @torch.inference_mode()
-def token_batch(model: DepthModel, targets: Sequence[Target], tuned: TunedLens | None = None) -> pl.DataFrame:
+def token_batch(
+    model: DepthModel, targets: Sequence[Target], tuned: TunedLens | None = None, coda: bool = False
+) -> pl.DataFrame:
     """The rows of one batch: items in order, their positions in order, and for each the depths in order.
 
     Args:
         tuned: a tuned lens that was checked against the model (`as_lens`); None: the plain lens.
+        coda: read the end of each loop behind the coda, all tokens stopped there (`lens.coda`).
 
     Raises:
         UserError: NaN or an overflow (names item and position), or the readout identity fails at any token.
@@ -107,7 +113,7 @@ def token_batch(model: DepthModel, targets: Sequence[Target], tuned: TunedLens |
             if stop > start and (stop + 1 - start) * longest * model.vocab_size > _OWN:
                 break
             stop += 1
-        frames.append(_frame(model, targets[start:stop], depths, tuned))
+        frames.append(_frame(model, targets[start:stop], depths, tuned, coda))
         start = stop
     return pl.concat(frames) if frames else tables.empty("tokens")
 
@@ -198,20 +204,44 @@ def say_everywhere(
     coordinates: Sequence[Coordinate],
     name: Any,
     tuned: TunedLens | None = None,
+    behind: Mapping[Coordinate, Tensor] | None = None,
     **options: Any,
 ) -> Said:
-    """What every token says, with the readout identity checked at each; options as `vocabulary.read` has them."""
+    """What every token says, with the readout identity checked at each; options as `vocabulary.read` has them.
+
+    Args:
+        behind: states [N, d] behind the coda, by the depth that they stand for.
+    """
     check_logits(model, ran.logits, name, ran.states)
     if model.dtype != torch.float32:  # in float32 `read` compares the same two
         last = model.axis[-1]
         model.check_identity(Capture({last: ran.states[last]}, ran.logits, None, torch.ones(1)))
     states = ran.states if tuned is None else tuned.translated(ran.states, model.axis[-1])
-    depths = [(c, states[c]) for c in coordinates]
+    behind = behind or {}
+    depths = [(model.axis[-1], behind[c]) if c in behind else (c, states[c]) for c in coordinates]
     return read(model, depths, own=ran.logits, name=name, **options)
 
 
+def _behind_coda(
+    model: DepthModel, targets: Sequence[Target], ran: Everywhere, coordinates: Sequence[Coordinate]
+) -> dict[Coordinate, Tensor]:
+    """The states [N, d] of the tokens of `ran` behind the coda, at the ends of loops among some depths."""
+    last = model.axis[-1]
+    found = {c: ran.states[last] for c in coordinates if c == model.loop_ends[-1]}
+    ends = [c for c in coordinates if c in model.loop_ends[:-1]]
+    ids, mask = padded([target.prompt_ids for target in targets], pad_id(model), "right")
+    everywhere = torch.arange(ids.shape[1]).expand_as(ids)
+    states = coda_states(model, ids, mask, everywhere, [model.loop_ends.index(c) + 1 for c in ends])
+    for end, state in zip(ends, states, strict=True):
+        flat = torch.empty_like(ran.states[last])
+        for row, places in zip(state, ran.places, strict=True):
+            flat[torch.from_numpy(places).to(flat.device)] = row[: len(places)]
+        found[end] = flat
+    return found
+
+
 def _frame(
-    model: DepthModel, targets: Sequence[Target], depths: tuple[int, ...], tuned: TunedLens | None
+    model: DepthModel, targets: Sequence[Target], depths: tuple[int, ...], tuned: TunedLens | None, coda: bool
 ) -> pl.DataFrame:
     coordinates = [model.axis[depth] for depth in depths]
     ran = run_everywhere(model, [t.prompt_ids for t in targets], [t.item.story_id for t in targets], coordinates)
@@ -220,7 +250,8 @@ def _frame(
         owner = next(number for number, rows in enumerate(ran.places) if row in rows)
         return f"item {targets[owner].item.id}, token {int((ran.places[owner] == row).argmax())}"
 
-    said = say_everywhere(model, ran, coordinates, name, tuned, top_k=_TOP, full=False)
+    behind = _behind_coda(model, targets, ran, coordinates) if coda else None
+    said = say_everywhere(model, ran, coordinates, name, tuned, behind, top_k=_TOP, full=False)
     places = np.concatenate(ran.places)  # [T], T tokens of all prompts
     top_ids = said.top_ids.cpu().numpy()[places]  # [T, D, 5]
     top_probs = said.top_logprobs.exp().cpu().numpy()[places]
@@ -241,7 +272,7 @@ def _frame(
             "token_id": ids,
         }
     )[by_token]
-    gate_lambda, gate_cdf = _gate(model, ran.gate_lambda, places, coordinates)
+    gate_lambda, gate_cdf = gate_columns(ran.gate_lambda, model.loop_ends, coordinates, places)
     top = words.column(top_ids)
     flat = top_probs.reshape(-1, top_probs.shape[-1])
     columns = tokens.with_columns(
@@ -257,20 +288,3 @@ def _frame(
         gate_cdf.alias("gate_cdf"),
     )
     return tables.conform("tokens", columns)
-
-
-def _gate(
-    model: DepthModel, gate_lambda: Tensor | None, places: np.ndarray[Any, Any], coordinates: Sequence[Coordinate]
-) -> tuple[pl.Series, pl.Series]:
-    """λ and CDF of all tokens and depths, null where no loop ends. gate_lambda: [N, R] or None."""
-    size = len(places) * len(coordinates)
-    if gate_lambda is None:
-        nothing = pl.Series([None] * size, dtype=pl.Float32)
-        return nothing, nothing
-    at = [model.loop_ends.index(c) if c in model.loop_ends else -1 for c in coordinates]
-    lambdas = gate_lambda.float().cpu()
-    left = halting.cdf(halting.stopping_distribution(lambdas))
-    none = torch.full((len(lambdas), 1), torch.nan)
-    columns = [torch.cat([values, none], dim=1)[:, at].numpy()[places].ravel() for values in (lambdas, left)]
-    found = [pl.Series(column, dtype=pl.Float32).fill_nan(None) for column in columns]
-    return found[0], found[1]

@@ -11,10 +11,8 @@ that a norm has already left is translated as it stands and not normed again. `l
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,8 +23,10 @@ from torch import Tensor
 
 from depthprobe.depth import Capture, Coordinate, DepthModel
 from depthprobe.errors import UserError
+from depthprobe.files import atomic_write
 
-FORMAT, VERSION = "depthprobe-tuned-lens", 1
+#: Version 2 brought the checksum.
+FORMAT, VERSION = "depthprobe-tuned-lens", 2
 _KEYS = ("weight", "bias")
 _AGAIN = "train it again with `depthprobe lens train`"
 
@@ -121,20 +121,24 @@ class TunedLens:
             "about": dict(self.about),
         }
         tensors = {"weight": self.weight.cpu().contiguous(), "bias": self.bias.cpu().contiguous()}
+        header["sha256"] = _checksum(header, tensors)
         # one entry, because safetensors writes several in an order that differs from run to run
         data = save(tensors, metadata={"depthprobe": json.dumps(header, sort_keys=True, ensure_ascii=False)})
-        _write(Path(path), data)
+        atomic_write(Path(path), data, what="the tuned lens cannot be written")
 
     @classmethod
     def load(cls, path: str | Path, model: DepthModel | None = None) -> TunedLens:
         """Read a lens and, given a model, check that it belongs to it and move it to its device.
 
         Raises:
-            UserError: no such file, not a tuned lens, a format, tensor or value that is not expected, or a lens
-                of another head or other depths.
+            UserError: no such file, not a tuned lens, a format, tensor or value that is not expected, bytes that are
+                not those that were saved, or a lens of another head or other depths.
         """
         from safetensors import SafetensorError, safe_open
 
+        if not isinstance(path, str | Path):
+            remedy = "give a TunedLens, or the path of one"
+            raise UserError(f"a {type(path).__name__} is no tuned lens", where="tuned", remedy=remedy)
         where = str(path)
         if not Path(path).is_file():
             raise UserError("there is no such tuned lens", where=where, remedy="make it with `depthprobe lens train`")
@@ -190,6 +194,15 @@ def _bytes(tensor: Tensor) -> Any:
     return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
 
 
+def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 (hex) of a file's header, but for the checksum itself, and of the bytes of its tensors."""
+    plain = {name: value for name, value in header.items() if name != "sha256"}
+    total = hashlib.sha256(json.dumps(plain, sort_keys=True, ensure_ascii=False).encode())
+    for key in _KEYS:
+        total.update(_bytes(tensors[key]))
+    return total.hexdigest()
+
+
 def _checked(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], where: str) -> TunedLens:
     """The lens that a file holds. Raises UserError for anything that is not as `save` writes it."""
 
@@ -205,6 +218,7 @@ def _checked(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], where: 
         raise refuse(f"the file is '{kind}' version {version}, and this depthprobe reads '{FORMAT}' version {VERSION}")
     try:
         name, width, head, about = header["model"], header["width"], header["head"], header["about"]
+        checksum = header["sha256"]
         coordinates = tuple(Coordinate(int(loop), int(layer), str(site)) for loop, layer, site in header["coordinates"])
     except (KeyError, TypeError, ValueError):
         raise refuse("the header of the tuned lens is damaged") from None
@@ -219,21 +233,6 @@ def _checked(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], where: 
             raise refuse(f"the tensor '{key}' of the tuned lens is {got}, and {shape} in float32 is expected")
         if not bool(tensor.isfinite().all()):
             raise refuse(f"the tensor '{key}' of the tuned lens holds values that are not finite")
+    if checksum != (found := _checksum(header, tensors)):
+        raise refuse(f"the tuned lens is damaged: its checksum is {found[:12]}, and {str(checksum)[:12]} was saved")
     return TunedLens(str(name), coordinates, tensors["weight"], tensors["bias"], str(head), about)
-
-
-def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        what = f"the tuned lens cannot be written: {error.strerror or error}"
-        raise UserError(what, where=str(path), remedy="choose another --out") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)

@@ -99,7 +99,8 @@ def train_tuned(
     texts = _texts(model, rows, recipe)
     draw = torch.Generator().manual_seed(recipe.seed)
     order = _order(len(texts), recipe, draw)
-    first = [texts[number] for number in order[: recipe.rows]]
+    # without a step there is no order, and the scales are those of the texts that the least squares begin with
+    first = [texts[number] for number in order[: recipe.rows] or range(min(recipe.rows, len(texts)))]
     trainer = Trainer(model, captured(model, first, max(map(len, first)), draw, check=True), recipe)
     warm = _warm(model, trainer, texts, recipe, draw)
     done = 0

@@ -38,7 +38,8 @@ class Said:
         top_ids, top_logprobs: [N, D, k], the best tokens (int64), best first.
         log_normaliser: [N, D], logsumexp of the logits.
         entropy, kl_final: [N, D]; KL(last depth ‖ this depth). None unless asked for.
-        target_logit, target_rank: [N, D, T]; rank int64, the tokens with a larger logit. None without targets.
+        target_logit: [N, D, T]. None without targets. Likewise:
+        target_rank: int64 [N, D, T], the tokens with a larger logit; of the targets that were `ranked`.
         identity: [N], largest difference of the last depth from the model's own logits, as a share of the
             largest |logit| (at least 1). None if they were not given.
     """
@@ -60,6 +61,7 @@ def read(
     *,
     top_k: int = 5,
     targets: Tensor | None = None,
+    ranked: int | None = None,
     own: Tensor | None = None,
     full: bool = True,
     name: Callable[[int], str] = "row {}".format,
@@ -70,6 +72,7 @@ def read(
         depths: (coordinate, states [N, d], any floating dtype); the last is what `kl_final` is taken from.
         top_k: how many of the best tokens to name.
         targets: int64 [N, T], tokens whose logits and ranks are wanted at each position.
+        ranked: so many of them, from the first, are ranked; None: all. A rank looks at every logit.
         own: [N, V], the model's own logits there, which the last of the depths must reproduce.
         full: whether entropy and KL are wanted.
         name: position → what an error calls it.
@@ -89,6 +92,7 @@ def read(
             [(coordinate, state[part]) for coordinate, state in depths],
             min(top_k, model.vocab_size),
             None if targets is None else targets[part],
+            ranked,
             None if own is None else own[part],
             full,
         )
@@ -131,6 +135,7 @@ def _read_block(
     depths: Sequence[tuple[Coordinate, Tensor]],
     top_k: int,
     targets: Tensor | None,
+    ranked: int | None,
     own: Tensor | None,
     full: bool,
 ) -> Said:
@@ -141,7 +146,7 @@ def _read_block(
     plain = tail.plain
     wanted = None if targets is None or not plain else tail.columns(normed, targets).flatten(0, 1)  # [R, T]
     ids = None if targets is None else targets.repeat_interleave(d, 0)
-    rank = None if ids is None else torch.zeros_like(ids)
+    rank = None if ids is None else torch.zeros_like(ids[:, :ranked])
     apart = scale = None
     if own is not None:
         apart = scale = torch.zeros(n, device=normed.device)
@@ -160,7 +165,8 @@ def _read_block(
         if ids is not None and rank is not None:
             if wanted is None:
                 wanted = logits.gather(-1, ids)
-            rank += _counted(logits, wanted, ids - start)
+            if rank.shape[-1]:
+                rank += _counted(logits, wanted[:, :ranked], ids[:, :ranked] - start)
         groups = logits.view(n * d, -1, _GROUP if width % _GROUP == 0 else width)
         highest = groups.amax(-1)  # [R, groups]
         peak = highest.amax(-1)
@@ -196,7 +202,7 @@ def _read_block(
         kl = (_of_last(spread, d) - cross) / last_mass - last_log + log_mass
         said = replace(said, entropy=(log_mass - spread / mass).view(n, d), kl_final=kl.clamp(min=0.0).view(n, d))
     if wanted is not None and rank is not None:
-        said = replace(said, target_logit=wanted.view(n, d, -1), target_rank=rank.view(n, d, -1))
+        said = replace(said, target_logit=wanted.view(n, d, -1), target_rank=rank.view(n, d, rank.shape[-1]))
     if apart is not None and scale is not None:
         said = replace(said, identity=apart / scale.clamp(min=1.0))
     return said

@@ -10,11 +10,13 @@ it is measured against that of the item's first real donor: what the real word m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from depthprobe.depth.arguments import listed, one_of
 from depthprobe.errors import UserError
 from depthprobe.lens.targets import Target, resolve
 from depthprobe.patching.roles import Offsets, offsets, tokens_of
@@ -81,7 +83,7 @@ class Subjects:
 def subjects(
     tokenizer: Any,
     targets: Sequence[Target],
-    donors: Sequence[Kind] | Sequence[Donor] | None = None,
+    donors: Sequence[Kind] | Sequence[Donor] | Kind | Donor | None = None,
     *,
     controls: bool = True,
     seed: int = 0,
@@ -98,15 +100,10 @@ def subjects(
         bos, chat: as the targets were resolved.
 
     Raises:
-        UserError: an unknown kind; a given donor that belongs to none of the items or does not fit; no pair at all.
+        UserError: an unknown kind; a given donor that belongs to none of the items or does not fit, or stands there
+            twice; no pair at all.
     """
-    given = [donor for donor in donors or () if isinstance(donor, Donor)]
-    kinds: list[Any] = [kind for kind in donors or () if not isinstance(kind, Donor)]
-    if given and kinds:
-        raise UserError("donors are partly kinds and partly donors", where="donors", remedy="give either")
-    known = {kind for of_task in KINDS.values() for kind in of_task}
-    if unknown := [kind for kind in kinds if kind not in known]:
-        raise UserError(f"there is no donor of kind '{unknown[0]}'", where="donors", remedy=f"of {sorted(known)}")
+    kinds, given = _asked(donors)
     by_item = _given(targets, given) if given else _sought(tokenizer, targets, kinds or None, seed)
     found: list[Subject] = []
     without: list[str] = []
@@ -129,6 +126,28 @@ def subjects(
         remedy = "give stories with facts of the kinship vocabulary, or other kinds of donors"
         raise UserError(what, where="patching", remedy=remedy)
     return Subjects(tuple(found), tuple(without))
+
+
+def _asked(donors: Any) -> tuple[list[Any], list[Donor]]:
+    """(kinds to look for, donors that are given); both empty: the default."""
+    if donors is None:
+        return [], []
+    known = tuple(dict.fromkeys(kind for of_task in KINDS.values() for kind in of_task))
+    remedy = f"of {', '.join(known)}, or a Donor of depthprobe.tasks.donors"
+    several = [donors] if isinstance(donors, Donor) else listed(donors, "donors", remedy)
+    given = [donor for donor in several if isinstance(donor, Donor)]
+    kinds = [kind for kind in several if not isinstance(kind, Donor)]
+    for kind in kinds:
+        if not isinstance(kind, str):
+            raise UserError(f"a {type(kind).__name__} is no donor", where="donors", remedy=remedy)
+        one_of(kind, "donors", known, "donor of kind")
+    if given and kinds:
+        raise UserError("donors are partly kinds and partly donors", where="donors", remedy="give either")
+    twice = [key for key, n in Counter((donor.base_id, donor.item.id) for donor in given).items() if n > 1]
+    if twice:
+        what = f"donor {twice[0][1]} of item {twice[0][0]} is given twice"
+        raise UserError(what, where="donors", remedy="give it once")
+    return list(dict.fromkeys(kinds)), given
 
 
 def _given(targets: Sequence[Target], donors: Sequence[Donor]) -> dict[str, list[Iterable[Donor]]]:

@@ -11,14 +11,15 @@ import torch
 
 from depthprobe import tables
 from depthprobe.depth import Coordinate
-from depthprobe.depth.resume import MAX_BYTES
+from depthprobe.depth.arguments import listed, memory, names, one_of, whole
+from depthprobe.depth.resume import ENGINES, MAX_BYTES
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.errors import UserError
 from depthprobe.lens.targets import Target
 from depthprobe.patching.pairs import Pair, Subject
 from depthprobe.patching.roles import ROLES, roles_of, single
 from depthprobe.patching.rows import Side, cut_table, donor_table, item_keys, patch_rows
-from depthprobe.patching.sites import SPANS, Patch, places, together
+from depthprobe.patching.sites import SITES, SPANS, Patch, places, together
 from depthprobe.patching.sweep import Means, Source, Spec, footprint, sweep
 
 DIRECTIONS = ("donor_to_item", "item_to_donor")
@@ -27,8 +28,10 @@ POSITIONS = ("role", "each")
 
 #: Roles that are swept by default: all disjoint ones.
 DEFAULT_ROLES = ROLES[:-1]
+DEFAULT_SITES = ("resid_post",)
 #: Roles that the last token is cut from.
 CUT_ROLES = ("changed_word", "changed_fact", "other_facts", "question_names")
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -40,6 +43,7 @@ class Plan:
         position: "role": all tokens of a role at once; "each": one at a time.
         directions, kinds: of `DIRECTIONS`, `PATCHES`.
         cuts: windows of layers in which attention from the last token is cut; empty: no knock-out.
+        tokens: what is patched at every token by itself, with the states of an item's first donor.
         engine, max_bytes: as `DepthModel.resume` takes them.
     """
 
@@ -51,19 +55,20 @@ class Plan:
     cuts: tuple[Patch, ...]
     engine: str = "auto"
     max_bytes: int = MAX_BYTES
+    tokens: tuple[Patch, ...] = ()
 
     @classmethod
     def of(
         cls,
         model: TappedModel,
         *,
-        sites: Sequence[str] | str = ("resid_post",),
-        positions: Sequence[str | int] | str | int = DEFAULT_ROLES,
+        sites: Sequence[str] | str | None = DEFAULT_SITES,
+        positions: Sequence[str | int] | str | int | None = DEFAULT_ROLES,
         position: str = "role",
-        directions: Sequence[str] | str = ("donor_to_item",),
-        kinds: Sequence[str] | str = ("set",),
-        at: Sequence[tuple[int, int]] | None = None,
-        span: Sequence[str] | str = "one",
+        directions: Sequence[str] | str | None = DIRECTIONS[:1],
+        kinds: Sequence[str] | str | None = PATCHES[:1],
+        at: Sequence[tuple[int, int]] | tuple[int, int] | None = None,
+        span: Sequence[str] | str | None = "one",
         window: int = 1,
         knockout: int | None = None,
         engine: str = "auto",
@@ -74,41 +79,46 @@ class Plan:
         Raises:
             UserError: anything that there is not, that the model lacks, or that says nothing.
         """
-        asked = (positions,) if isinstance(positions, str | int) else tuple(positions)
-        for one in asked:
-            if isinstance(one, str) and one not in ROLES:
-                remedy = f"one of {', '.join(ROLES)}, or a position"
-                raise UserError(f"there is no role '{one}'", where="positions", remedy=remedy)
-        found = []
-        for name, given, known in (
-            ("directions", directions, DIRECTIONS), ("kinds", kinds, PATCHES), ("span", span, SPANS),
-        ):  # fmt: skip
-            some = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
-            if not some or any(one not in known for one in some):
-                what = f"there is no '{next((one for one in some if one not in known), '')}'"
-                raise UserError(what, where=name, remedy=f"of {', '.join(known)}")
-            found.append(some)
-        if position not in POSITIONS:
-            raise UserError(f"there is no '{position}'", where="position", remedy=f"one of {', '.join(POSITIONS)}")
-        chosen = (sites,) if isinstance(sites, str) else tuple(dict.fromkeys(sites))
-        if not asked or not chosen:
-            what = "no positions" if not asked else "no sites"
-            raise UserError(f"{what} are asked for", remedy="name one, or leave it out")
-        if window != 1 and "window" not in found[2]:
+        asked = _positions(positions)
+        chosen = names(sites, "sites", SITES, DEFAULT_SITES, "site")
+        ways = names(directions, "directions", DIRECTIONS, DIRECTIONS[:1])
+        done = names(kinds, "kinds", PATCHES, PATCHES[:1])
+        spans = names(span, "span", SPANS, SPANS[:1])
+        one_of(position, "position", POSITIONS)
+        one_of(engine, "engine", ENGINES, "engine")
+        window, max_bytes = whole(window, "window", 1), memory(max_bytes)
+        if window != 1 and "window" not in spans:
             what = f"a window of {window} says nothing without span 'window'"
             raise UserError(what, where="window", remedy="ask for span 'window', or leave it out")
-        along = [places(model, site, at) for site in chosen]
-        patches = [patch for one in along for how in found[2] for patch in together(model, one, how, window)]
+        along = [(places(model, site), places(model, site, at)) for site in chosen]
+        patches = [
+            patch for every, starts in along for how in spans
+            for patch in together(model, every, how, window, starts=None if at is None else starts)
+        ]  # fmt: skip
         cuts: tuple[Patch, ...] = ()
         if knockout is not None:
             layers = tuple(p for p in places(model, "resid_post") if p.coordinate.site == "resid_post")
-            cuts = together(model, layers, "window", knockout)
-        return cls(tuple(patches), asked, position, found[0], found[1], cuts, engine, max_bytes)
+            size = whole(knockout, "knockout", 1, remedy="give how many layers are cut together, or leave it out")
+            cuts = together(model, layers, "window", size, "knockout")
+        return cls(tuple(patches), asked, position, ways, done, cuts, engine, max_bytes)
 
     @property
     def coordinates(self) -> tuple[Coordinate, ...]:
         """Every coordinate that is patched, once."""
-        return tuple(dict.fromkeys(c for patch in self.patches for c in patch.coordinates))
+        return tuple(dict.fromkeys(c for patch in (*self.patches, *self.tokens) for c in patch.coordinates))
+
+
+def _positions(given: Any) -> tuple[str | int, ...]:
+    """Roles and single positions, each once; None: the default."""
+    if given is None:
+        return DEFAULT_ROLES
+    remedy = f"one of {', '.join(ROLES)}, or a position"
+    return tuple(
+        dict.fromkeys(
+            one_of(one, "positions", ROLES, "role") if isinstance(one, str) else whole(one, "a position", remedy=remedy)
+            for one in listed(given, "positions", remedy)
+        )
+    )
 
 
 @dataclass(slots=True)
@@ -118,8 +128,9 @@ class Found:
     frames: dict[str, pl.DataFrame]
     n_cells: int = 0
     n_run: int = 0
+    n_filled: int = 0
     flops: float = 0.0
-    engine: str = ""
+    engines: frozenset[str] = frozenset()
 
 
 def pair_roles(model: TappedModel, subject: Subject, pair: Pair) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
@@ -137,17 +148,19 @@ def pair_roles(model: TappedModel, subject: Subject, pair: Pair) -> tuple[dict[s
     return roles_of(subject.item, subject.where, pair.donor.fact, word), changed
 
 
-def specs_of(
-    plan: Plan, roles: Mapping[str, tuple[int, ...]], length: int, source: int, where: str
-) -> list[Spec]:
+def specs_of(plan: Plan, roles: Mapping[str, tuple[int, ...]], length: int, source: int, where: str) -> list[Spec]:
     """The cells of one pair in one direction."""
     sets = single(dict(roles), plan.asked, plan.position == "each", length, where)
-    return [
+    specs = [
         Spec(source, kind, patch, role, position, tokens)
         for kind in plan.kinds
         for patch in plan.patches
         for role, position, tokens in sets
     ]
+    if source or not plan.tokens:  # of the first donor alone: tokens are many
+        return specs
+    alone = single(dict(roles), ROLES, True, length, where)
+    return specs + [Spec(0, "set", patch, *one) for patch in plan.tokens for one in alone]
 
 
 def cut_specs(plan: Plan, roles: Mapping[str, tuple[int, ...]]) -> list[Spec]:
@@ -232,8 +245,9 @@ def probe(model: TappedModel, plan: Plan, subject: Subject, means: Callable[[Sub
         )
         found.n_cells += len(specs)
         found.n_run += done.n_run
+        found.n_filled += done.n_filled
         found.flops += done.flops
-        found.engine = done.engine
+        found.engines |= done.engines
         sides.append(Side(base.target, done.tally))
     ours, theirs = sides[0], sides[1:]
     answer, real = subject.item.answer, theirs[0]
@@ -251,13 +265,15 @@ def probe(model: TappedModel, plan: Plan, subject: Subject, means: Callable[[Sub
             part = slice(start, start + len(specs))
             start += len(specs)
             ends = (answer, pair.against, other.contrast(answer, pair.against))
-            rows += patch_rows(about_pair | {"direction": "donor_to_item"}, specs, ours, part, ends)
+            way = about_pair | {"direction": "donor_to_item"}
+            rows += patch_rows(way, specs, ours, part, ends, model.dtype)
         if asked[1 + number].parts:
             own, foreign = (answer, pair.against) if pair.control else (pair.against, answer)
             reference = real.contrast(own, foreign) if pair.control else ours.contrast(own, foreign)
             specs, ends = asked[1 + number].parts[0], (own, foreign, reference)
             part = slice(1, 1 + len(specs))
-            rows += patch_rows(about_pair | {"direction": "item_to_donor"}, specs, theirs[number], part, ends)
+            way = about_pair | {"direction": "item_to_donor"}
+            rows += patch_rows(way, specs, theirs[number], part, ends, model.dtype)
     found.frames["donors"] = donor_table(model, subject, keys, about, ours, theirs)
     found.frames["patching"] = tables.conform("patching", rows)
     if plan.cuts:

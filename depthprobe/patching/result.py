@@ -23,10 +23,11 @@ class PatchResult:
         donors: the table `donors`, one row a pair.
         knockout: the table `knockout`; None unless it was asked for.
         without: ids of items for which no donor was found.
-        n_cells, n_run: cells that were asked for, and forwards that were run for them (an answer of several tokens may
-            take more than one; a cell that provably changes nothing takes none).
-        flops: of all matrix products of these, counted.
-        engine: of `DepthModel.resume`.
+        n_cells: cells that were asked for.
+        n_run, n_filled: of these those that ran, and those that provably change nothing and did not. Answers of several
+            tokens may take a cell more than once, and each time is counted: then the two are more than n_cells.
+        flops: of all matrix products, counted; the runs without a patch and those that check the sweep are among them.
+        engines: of `DepthModel.resume`, all that ran any of it.
     """
 
     model_name: str
@@ -36,8 +37,9 @@ class PatchResult:
     without: tuple[str, ...]
     n_cells: int
     n_run: int
+    n_filled: int
     flops: float
-    engine: str
+    engines: frozenset[str]
 
     def by_role(self, *, right: bool = True) -> pl.DataFrame:
         """Mean effect and share of flips by role and depth, and of how many pairs.

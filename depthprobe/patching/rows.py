@@ -21,8 +21,9 @@ from depthprobe.patching.sites import Place
 from depthprobe.patching.sweep import Spec
 from depthprobe.tasks.intervals import cluster_of
 
-#: Two answers that differ by less, in nats, between the stories say nothing about what moved.
-LEAST_APART = 1e-3
+#: Two answers that differ by less, in nats, between the stories say nothing about what moved: a difference that
+#: rounding in the model's dtype explains must not be divided by.
+LEAST_APART = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 @dataclass(slots=True)
@@ -45,9 +46,20 @@ class Side:
 
 
 def patch_rows(
-    about: dict[str, Any], specs: Sequence[Spec], side: Side, part: slice, ends: tuple[str, str, Any]
+    about: dict[str, Any],
+    specs: Sequence[Spec],
+    side: Side,
+    part: slice,
+    ends: tuple[str, str, Any],
+    dtype: torch.dtype,
 ) -> list[dict[str, Any]]:
-    """Rows of `patching`: specs are cells `part` of a side; ends: its own answer, the other, their contrast there."""
+    """Rows of `patching`.
+
+    Args:
+        specs: cells `part` of a side.
+        ends: its own answer, the other, their contrast there.
+        dtype: the model's; an effect is None where the stories' contrasts are no farther apart than rounding in it.
+    """
     own, foreign, reference = ends
     clean, donor = float(side.contrast(own, foreign)), float(reference)
     patched = side.contrast(own, foreign, part).tolist()
@@ -56,6 +68,7 @@ def patch_rows(
     mine, theirs = (side.target.words.index(word) for word in (own, foreign))
     flips = ((best[part] == theirs) & bool(best[0] == mine)).tolist()
     apart = clean - donor
+    says = abs(apart) > LEAST_APART.get(dtype, LEAST_APART[torch.float32])
     return [
         about
         | _place(spec.patch.place)
@@ -69,7 +82,7 @@ def patch_rows(
             "ld_clean": clean,
             "ld_donor": donor,
             "ld_patched": patched[n],
-            "effect": (clean - patched[n]) / apart if abs(apart) > LEAST_APART else None,
+            "effect": (clean - patched[n]) / apart if says else None,
             "p_answer": p_own[n],
             "p_donor": p_foreign[n],
             "flip": flips[n],

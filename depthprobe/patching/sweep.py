@@ -10,15 +10,15 @@ last depth, both have to give the other story's logits. A sweep in which they do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from depthprobe.depth import Cell, Coordinate, Cut, Edit
-from depthprobe.depth.capture import human_bytes
 from depthprobe.depth.identity import FLOAT32_TOLERANCE
+from depthprobe.depth.suffix_memory import TooLittleMemoryError, kibibytes
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.errors import UserError
 from depthprobe.lens.targets import Path, Target
@@ -26,7 +26,7 @@ from depthprobe.patching.scores import Tally
 from depthprobe.patching.sites import Patch
 
 #: Share of the allowed memory that states and values may take; the engine has the rest.
-_STATES = 0.25
+_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,15 @@ class Spec:
     tokens: tuple[int, ...]
 
 
+def engine_bytes(max_bytes: int) -> int:
+    """What is left for the engine beside the states."""
+    return max(1, int(max_bytes * (1 - _SHARE)))
+
+
 #: (coordinate, role) → mean state [d].
 Means = Callable[[Coordinate, str], Tensor]
+#: Number of a source → coordinate → its states [S, d].
+_States = Mapping[int, Mapping[Coordinate, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +82,16 @@ class Swept:
 
     Attributes:
         tally: of the clean run (cell 0) and the specs, in order.
-        n_run, n_filled, flops, engine: as `Resumed` counts them, over all continuations.
+        n_run, n_filled: of the specs, as `Resumed` counts them, over all continuations.
+        flops: of all that ran, clean runs and known cells too.
+        engines: those that ran something.
     """
 
     tally: Tally
     n_run: int
     n_filled: int
     flops: float
-    engine: str
+    engines: frozenset[str]
 
 
 @torch.inference_mode()
@@ -112,16 +121,16 @@ def sweep(
     counts = _Counts()
     one = _One(model, target, tuple(sources), means, engine, max_bytes, tally, counts)
     cells: list[Spec | None] = [None, *specs]
-    for part in _parts(model, cells, len(target.prompt_ids), max_bytes):
-        for run in tally.first_runs:
-            one.run([cells[n] for n in part], part, run, oracles=part[0] == 0 and run == tally.first_runs[0])
+    for run in tally.first_runs:
+        for part in one.parts(cells, run, oracles=run == tally.first_runs[0]):
+            one.run([cells[n] for n in part.numbers], part.numbers, run, part)
     while (still := tally.open()) is not None:
         context, rows = still
         wanted = rows.tolist()
-        for part in _parts(model, [cells[n] for n in wanted], len(target.prompt_ids), max_bytes):
-            numbers = [wanted[n] for n in part]
-            one.run([cells[n] for n in numbers], numbers, context, oracles=False)
-    return Swept(tally, counts.n_run, counts.n_filled, counts.flops, counts.engine)
+        for part in one.parts([cells[n] for n in wanted], context, oracles=False):
+            numbers = [wanted[n] for n in part.numbers]
+            one.run([cells[n] for n in numbers], numbers, context, part)
+    return Swept(tally, counts.n_run, counts.n_filled, counts.flops, frozenset(counts.engines))
 
 
 @dataclass(slots=True)
@@ -129,7 +138,7 @@ class _Counts:
     n_run: int = 0
     n_filled: int = 0
     flops: float = 0.0
-    engine: str = ""
+    engines: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,46 +154,52 @@ class _One:
     tally: Tally
     counts: _Counts
 
-    def run(self, specs: Sequence[Spec | None], numbers: Sequence[int], run: Path, *, oracles: bool) -> None:
-        """Run some cells with one continuation and enter their answers."""
+    def parts(self, specs: Sequence[Spec | None], run: Path, *, oracles: bool) -> Iterator[Part]:
+        end, reads = len(self.target.prompt_ids), len(self.tally.contexts(run))
+        return fitting(self.model, specs, self.sources, end, len(run), reads, self.max_bytes, oracles=oracles)
+
+    def run(self, specs: Sequence[Spec | None], numbers: Sequence[int], run: Path, part: Part) -> None:
+        """Run some cells, those of a part, with one continuation and enter their answers."""
         model, prompt = self.model, self.target.prompt_ids
         contexts = self.tally.contexts(run)
-        first, last = model.axis[0], model.axis[-1]
-        needed = {c for s in specs if s is not None and s.kind == "set" for c in s.patch.coordinates}
-        needed |= {first, last} if oracles else set()
-        states = [self._states(source, run, needed) for source in self.sources] if needed else []
+        last = model.axis[-1]
+        states = {number: self._states(self.sources[number], run, points) for number, points in part.needed.items()}
         cells = [self._cell(spec, run, states) for spec in specs]
-        extra = self._oracles(states) if oracles else []
+        extra = self._oracles(states) if part.oracles else []
         device_ids = torch.tensor((*prompt, *run))
         at = [len(prompt) - 1 + len(context) for context in contexts]
-        done = model.resume(
-            device_ids, [*cells, *extra], at, (last,), engine=self.engine,
-            max_bytes=max(1, int(self.max_bytes * (1 - _STATES))),
-        )  # fmt: skip
+        allowed = engine_bytes(self.max_bytes)
+        try:
+            done = model.resume(device_ids, [*cells, *extra], at, (last,), engine=self.engine, max_bytes=allowed)
+        except TooLittleMemoryError as error:  # what the user is told to allow is for the states too
+            least = int(error.least / (1 - _SHARE)) + 1
+            raise TooLittleMemoryError(model.name, least, self.max_bytes) from None
         found = done.states[last]
-        self.counts.n_run += done.n_run
-        self.counts.n_filled += done.n_filled
+        # neither the oracles nor the clean run was asked for; an oracle whose value is what stands there does not run
+        end, stood = len(prompt) - 1, done.clean[last][0]
+        idle = sum(torch.equal(theirs[last][end], stood) for theirs in states.values()) if part.oracles else 0
+        self.counts.n_run += done.n_run - (len(extra) - idle)
+        self.counts.n_filled += done.n_filled - idle - specs.count(None)
         self.counts.flops += done.flops
-        self.counts.engine = done.engine
-        if oracles:
+        if done.n_run:
+            self.counts.engines.add(done.engine)
+        if part.oracles:
             self._check(found[len(cells) :, 0], run)
         self.tally.add(model, torch.tensor(numbers), contexts, found[: len(cells)])
 
-    def _states(self, source: Source, run: Path, needed: set[Coordinate]) -> dict[Coordinate, Tensor]:
+    def _states(self, source: Source, run: Path, needed: Collection[Coordinate]) -> dict[Coordinate, Tensor]:
         """coordinate → [S, d] of the source under the same continuation."""
         ids = torch.tensor([(*source.prompt, *run)])
         capture = self.model.capture(ids, positions="all", coordinates=tuple(needed), logits=False)
         return {coordinate: state[0] for coordinate, state in capture.states.items()}
 
-    def _cell(self, spec: Spec | None, run: Path, states: Sequence[dict[Coordinate, Tensor]]) -> Cell:
+    def _cell(self, spec: Spec | None, run: Path, states: _States) -> Cell:
         def value(spec: Spec, coordinate: Coordinate, tokens: tuple[int, ...]) -> Tensor:
             return self._value(spec, coordinate, tokens, states)
 
         return cell_of(spec, len(self.target.prompt_ids), len(run), self.sources, value)
 
-    def _value(
-        self, spec: Spec, coordinate: Coordinate, tokens: tuple[int, ...], states: Sequence[dict[Coordinate, Tensor]]
-    ) -> Tensor:
+    def _value(self, spec: Spec, coordinate: Coordinate, tokens: tuple[int, ...], states: _States) -> Tensor:
         """[tokens, d]"""
         model = self.model
         if spec.kind == "set":
@@ -195,12 +210,12 @@ class _One:
         assert self.means is not None
         return self.means(coordinate, spec.role).to(model.device, model.dtype).expand(len(tokens), -1)
 
-    def _oracles(self, states: Sequence[dict[Coordinate, Tensor]]) -> list[Cell]:
+    def _oracles(self, states: _States) -> list[Cell]:
         """Two cells for each source."""
         first, last = self.model.axis[0], self.model.axis[-1]
         end = len(self.target.prompt_ids) - 1
         cells = []
-        for source, theirs in zip(self.sources, states, strict=True):
+        for source, theirs in zip(self.sources, states.values(), strict=True):
             cells.append(Cell((Edit(first, source.changed, theirs[first][list(source.changed)]),)))
             cells.append(Cell((Edit(last, (end,), theirs[last][[end]]),)))
         return cells
@@ -248,7 +263,10 @@ def cell_of(
     if spec.kind == "set":
         assert spec.source is not None
         # before the two stories differ their states are the same
-        tokens = tuple(token for token in tokens if token >= sources[spec.source].changed[0])
+        changed = sources[spec.source].changed
+        tokens = tuple(token for token in tokens if token >= changed[0])
+        if all(c.site == "embed" for c in spec.patch.coordinates):  # words that both stories have
+            tokens = tuple(token for token in tokens if token in changed)
     if not tokens:
         return Cell()
     return Cell(tuple(Edit(c, tokens, value(spec, c, tokens)) for c in spec.patch.coordinates))
@@ -264,31 +282,66 @@ def footprint(ours: Tensor, theirs: Tensor) -> tuple[int, ...]:
     return tuple((apart > 1e-5 * scale).nonzero()[:, 0].tolist())
 
 
-def _parts(model: TappedModel, cells: Sequence[Spec | None], length: int, max_bytes: int) -> Iterator[list[int]]:
-    """Indices of cells whose values, and the states that they come from, fit the memory; at least one at a time.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Cells that run together with one continuation.
+
+    Attributes:
+        numbers: of the cells.
+        needed: number of a source → where its states are captured; sources that no cell needs are not run.
+        nbytes: of these states, of the values that cells put, and of what is read.
+        oracles: whether those of all sources ride along, behind the cells.
+    """
+
+    numbers: list[int]
+    needed: dict[int, frozenset[Coordinate]]
+    nbytes: int
+    oracles: bool
+
+
+def fitting(
+    model: TappedModel, cells: Sequence[Spec | None], sources: Sequence[Source], end: int, behind: int, reads: int,
+    max_bytes: int, *, oracles: bool,
+) -> Iterator[Part]:  # fmt: skip
+    """Parts whose states and values fit the memory; each has a cell at least.
+
+    Args:
+        end, behind: tokens of the prompt, and of the continuation.
+        reads: tokens that are read.
+        oracles: whether they ride in the first part.
 
     Raises:
         UserError: one cell alone does not fit.
     """
-    width, limit = model.width * model.dtype.itemsize, int(max_bytes * _STATES)
-    part: list[int] = []
-    held, states = 0, set[tuple[int | None, Coordinate]]()
+    width, limit, length = model.width * model.dtype.itemsize, int(max_bytes * _SHARE), end + behind
+    numbers: list[int] = []
+    held, states = 0, set[tuple[int, Coordinate]]()
+    if oracles:
+        states = {(number, c) for number in range(len(sources)) for c in (model.axis[0], model.axis[-1])}
+        held = (len(states) * length + sum(len(source.changed) + 1 + 2 * reads for source in sources)) * width
+
+    def part() -> Part:
+        used = sorted({number for number, _ in states})
+        needed = {number: frozenset(c for other, c in states if other == number) for number in used}
+        return Part(numbers, needed, held, oracles and numbers[0] == 0)
+
     for number, spec in enumerate(cells):
-        new = set[tuple[int | None, Coordinate]]()
-        own = 0
+        new, own = set[tuple[int, Coordinate]](), reads
         if spec is not None and spec.kind != "cut":
-            own = len(spec.tokens) * len(spec.patch.coordinates) * width
-            new = {(spec.source, c) for c in spec.patch.coordinates} if spec.kind == "set" else set()
-        size = own + len(new - states) * length * width
-        if part and held + size > limit:
-            yield part
-            part, held, states = [], 0, set()
-            size = own + len(new) * length * width
-        if size > limit:
-            need = human_bytes(int(size / _STATES))
-            what = f"one cell of a sweep of {model.name} needs {need}, and {human_bytes(max_bytes)} are allowed"
+            tokens = len(spec.tokens) + (behind if spec.tokens[-1] == end - 1 else 0)
+            own += tokens * len(spec.patch.coordinates)
+            if spec.kind == "set" and spec.source is not None:
+                new = {(spec.source, c) for c in spec.patch.coordinates}
+        size = (own + len(new - states) * length) * width
+        if numbers and held + size > limit:
+            yield part()
+            numbers, held, states = [], 0, set()
+            size = (own + len(new) * length) * width
+        if held + size > limit:
+            need = kibibytes(int((held + size) / _SHARE) + 1)
+            what = f"one cell of a sweep of {model.name} needs {need}, and {kibibytes(max_bytes)} are allowed"
             raise UserError(what, where="max_memory", remedy="allow more, or patch fewer places at once")
-        part.append(number)
+        numbers.append(number)
         held, states = held + size, states | new
-    if part:
-        yield part
+    if numbers:
+        yield part()

@@ -14,14 +14,14 @@ import polars as pl
 from depthprobe import analysis, tables
 from depthprobe.errors import UserError
 from depthprobe.pipeline.config import AnalyzeConfig
-from depthprobe.pipeline.prepare import Ready, allowed_bytes, opened
+from depthprobe.pipeline.prepare import Ready, allowed_bytes, begun, opened
 from depthprobe.pipeline.probes import PROBES
 from depthprobe.pipeline.questions import digest, shortcut_rows
-from depthprobe.runs import RunFolder, check_free, compare, read_manifest, user_errors
+from depthprobe.runs import RunFolder, compare, read_manifest, user_errors
 
 if TYPE_CHECKING:
     from depthprobe.depth import DepthModel
-    from depthprobe.lens import Prepared, TunedLens
+    from depthprobe.lens import Prepared
 
 __all__ = ["AnalyzeResult", "analyze"]
 
@@ -92,15 +92,7 @@ def analyze(
     say, told = remark or _silent, progress or _silent
     limit = allowed_bytes(config, max_memory)
     folder = _folder(config, out, resume)
-    begun = (folder / "manifest.json").exists()
-    if begun:
-        # the cheap half of the comparison first: nobody wants to load a model to learn of a mistyped option
-        compare(read_manifest(folder), {"config": config.as_dict()}, folder)
-        if not resume and read_manifest(folder).get("status") != "finished":
-            remedy = "continue it with --resume, or choose another --out"
-            raise UserError("there is an unfinished run in this folder", where=str(folder), remedy=remedy)
-    else:
-        check_free(folder)
+    there = begun(folder, config, resume=resume)
     ready = opened(config, split_given=options.get("split") is not None, say=say, told=told)
     identity: dict[str, dict[str, Any]] = {
         "config": config.as_dict(),
@@ -109,7 +101,7 @@ def analyze(
     }
     if (tuned := ready.tuned) is not None:  # another lens under the same path is another run
         identity["model"] |= {"tuned_lens": tuned.digest(), "tuned_on": tuned.about.get("data")}
-    if begun:
+    if there:
         run = RunFolder.resume(folder, identity)
     else:
         run = RunFolder.create(folder, identity, {"command": command, "seed": config.seed})
@@ -146,11 +138,12 @@ def _compute(
     done = run.parts("lens")
     n_items = len(prepared.targets)
     told("lens", min(len(done) * config.batch_size, n_items), n_items)
-    for number, rows in lens_rows(model, prepared.targets, config.batch_size, done=done, tuned=ready.tuned):
+    lens: dict[str, Any] = {"tuned": ready.tuned, "coda": ready.coda}
+    for number, rows in lens_rows(model, prepared.targets, config.batch_size, done=done, **lens):
         run.write_part("lens", number, rows)
         done.add(number)
         told("lens", min(len(done) * config.batch_size, n_items), n_items)
-    n_browsed = _browse(run, model, prepared, config, told, say, ready.tuned)
+    n_browsed = _browse(run, model, prepared, config, told, say, lens)
     more: dict[str, pl.DataFrame] = {}
     probed: dict[str, int] = {}
     for name in config.probes[1:]:
@@ -158,14 +151,14 @@ def _compute(
         more |= found
         probed |= counted
     run.write_table("items", prepared.table)
-    lens = run.join_parts("lens", n_parts)
+    lens_table = run.join_parts("lens", n_parts)
     told("shortcuts", 0, 1)
     kept = set(prepared.table["item"])
     asked = [item for item in ready.items if item.id in kept]
     shortcuts = tables.conform("shortcuts", shortcut_rows(asked))
     run.write_table("shortcuts", shortcuts)
     told("analysis", 0, 1)
-    found = analysis.analyse(lens, more=more, exit_q=model.exit_q, seed=config.seed, resamples=config.resamples)
+    found = analysis.analyse(lens_table, more=more, exit_q=model.exit_q, seed=config.seed, resamples=config.resamples)
     for name, table in found.items():
         run.write_table(name, table)
     summary = analysis.summarise(
@@ -175,7 +168,7 @@ def _compute(
         "items": n_items,
         "stories": prepared.table.select("task", "story").n_unique(),
         "too_long": len(prepared.too_long),
-        "lens_rows": lens.height,
+        "lens_rows": lens_table.height,
         "browsed": n_browsed,
         **probed,
     }
@@ -212,7 +205,7 @@ def _browse(
     config: AnalyzeConfig,
     told: Progress,
     say: Callable[[str], None],
-    tuned: TunedLens | None,
+    lens: Mapping[str, Any],
 ) -> int:
     """The table `tokens`, unless nobody wants it; returns how many items it has."""
     from depthprobe.lens import browsed, n_batches, token_rows
@@ -225,7 +218,7 @@ def _browse(
         say(f"the browser shows {n_items} of {len(prepared.targets)} questions token by token; --browse asks for more")
     done = run.parts("tokens")
     told("words", min(len(done) * config.batch_size, n_items), n_items)
-    for number, rows in token_rows(model, chosen, config.batch_size, done=done, tuned=tuned):
+    for number, rows in token_rows(model, chosen, config.batch_size, done=done, **lens):
         run.write_part("tokens", number, rows)
         done.add(number)
         told("words", min(len(done) * config.batch_size, n_items), n_items)

@@ -24,7 +24,7 @@ TASKS = ("kinship", "follow")
 SPLITS = ("heldout", "train", "any")
 BOS = ("tokenizer", "always", "never")  # `lens.targets.BOS`, which would import torch
 ROUTES = ("native", "transformer-lens", "nnsight")  # `depth.ROUTES`, likewise
-LENSES = ("plain", "tuned")
+LENSES = ("plain", "tuned", "coda")
 NAMES = ("lens", "patching", "effective")  # of probes: the lens, and `probes.PROBES`
 SITES = ("resid_pre", "resid_post", "attn_out", "mlp_out", "loop_state")  # `patching.SITES`, likewise
 MOST_HOPS = 8
@@ -69,11 +69,16 @@ class AnalyzeConfig:
         chat: put prompts through the tokenizer's chat template.
         browse: items that the report's browser shows token by token, 0 for none; None: all that can be read
             cheaply (`lens.tokens`).
-        lens: "plain", the model's own norm and head alone, or "tuned", behind the translators of a tuned lens.
+        lens: "plain", the model's own norm and head alone; "tuned", behind the translators of a tuned lens; "coda", the
+            ends of loops behind the coda, all tokens stopped there, of a model of this package that has one.
         tuned: the tuned lens, a file of `depthprobe lens train`; of lens "tuned" alone.
         probes: what is measured: the lens, always, and what stands beside it.
         probe_items: stories of each task that the probes beside the lens take, at every hop count.
         sites: where they are patched.
+        patch_tokens: items of each task and hop count that are also patched token by token, at the first site, for the
+            report's browser.
+        spare_first: tokens at the front of a prompt that skipped layers are not skipped for; None: one, or none in a
+            model with loops (`effective.spared_of`).
     """
 
     model: str = "follow-demo"
@@ -102,6 +107,8 @@ class AnalyzeConfig:
     probes: tuple[str, ...] = ("lens",)
     probe_items: int = 8
     sites: tuple[str, ...] = ("resid_post",)
+    patch_tokens: int = 1
+    spare_first: int | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> AnalyzeConfig:
@@ -139,13 +146,21 @@ class AnalyzeConfig:
                 raise UserError(what, where="--split heldout", remedy=remedy)
             values.setdefault("split", "any")
         asked = values.get("probes", cls.probes)
-        if "sites" in values and "patching" not in asked:
-            remedy = "ask for --probes lens,patching, or leave it out"
-            raise UserError("--sites says nothing without the patching probe", remedy=remedy)
+        for name, probe in (("sites", "patching"), ("patch_tokens", "patching"), ("spare_first", "effective")):
+            if name in values and probe not in asked:
+                what = f"--{name.replace('_', '-')} says nothing without the {probe} probe"
+                raise UserError(what, remedy=f"ask for --probes lens,{probe}, or leave it out")
         if "probe_items" in values and asked == ("lens",):
             remedy = "ask for --probes lens,patching, or leave it out"
             raise UserError("--probe-items says nothing without a probe beside the lens", remedy=remedy)
-        return cls(**values)
+        found = cls(**values)
+        if "probe_items" in values and found.n is not None and found.probe_items > found.n:
+            what = f"--probe-items {found.probe_items} asks for more stories than the {found.n} of --n"
+            raise UserError(what, remedy=f"give --n {found.probe_items} or more")
+        if found.patch_tokens > found.probe_items:
+            what = f"--patch-tokens {found.patch_tokens} asks for more than the {found.probe_items} of --probe-items"
+            raise UserError(what, remedy=f"give --probe-items {found.patch_tokens} or more")
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; what a run folder stores and compares."""
@@ -288,16 +303,24 @@ def _several(known: tuple[str, ...], first: str | None = None) -> Callable[[str,
     return read
 
 
+_UNITS = "give a number in KiB, MiB, GiB or TiB, or of bytes"
+
+
 def parse_bytes(text: str | int) -> int:
     """ "512M", "2GiB" or a number of bytes → bytes; K, M, G and T are powers of 1024.
 
     Raises:
         UserError: anything else, or less than 1 MiB.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), re.IGNORECASE)
-    found = 0 if match is None else int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
+    unit = None if match is None else re.fullmatch(r"([KMGT]?)(?:i?B)?", match[2], re.IGNORECASE)
+    if match is None or unit is None:
+        why = "" if match is None else f": there is no unit '{match[2]}' here"
+        raise UserError(f"'{text}' is no amount of memory{why}", remedy=f"{_UNITS}, e.g. --max-memory 2GiB")
+    found = int(float(match[1]) * 1024 ** " KMGT".index(unit[1].upper() or " "))
     if found < 1 << 20:
-        raise UserError(f"'{text}' is no amount of memory from 1 MiB on", remedy="e.g. --max-memory 2GiB")
+        what = f"'{text}' is no amount of memory for a sweep: it is less than 1 MiB"
+        raise UserError(what, remedy=f"{_UNITS}, e.g. --max-memory 2GiB")
     return found
 
 
@@ -337,4 +360,6 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "probes": _several(NAMES, "lens"),
     "probe_items": _whole(1),
     "sites": _several(SITES),
+    "patch_tokens": _whole(0),
+    "spare_first": _whole(0),
 }

@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from depthprobe.pipeline.config import AnalyzeConfig
-from depthprobe.pipeline.prepare import allowed_bytes, opened
+from depthprobe.pipeline.prepare import allowed_bytes, begun, opened
 from depthprobe.pipeline.probes import PROBES
 
 __all__ = ["DryRun", "ProbeCost", "dry_run"]
@@ -65,6 +66,7 @@ class DryRun:
 def dry_run(
     model: str | None = None,
     *,
+    out: str | Path | None = None,
     max_memory: str | int | None = None,
     remark: Callable[[str], None] | None = None,
     **options: Any,
@@ -72,6 +74,7 @@ def dry_run(
     """Prepare a run, time one part of each probe, and say what all of them would take.
 
     Args:
+        out: the run folder, which is checked as `analyze` checks it.
         model, max_memory, remark, options: as `analyze` takes them.
 
     Raises:
@@ -82,16 +85,20 @@ def dry_run(
     say = remark or (lambda line: None)
     config = AnalyzeConfig.of({"model": model, **options})
     limit = allowed_bytes(config, max_memory)
+    if out is not None and begun(folder := Path(out).expanduser(), config, resume=False):
+        say(f"this run is finished already: {folder}")
     ready = opened(config, split_given=options.get("split") is not None, say=say, told=lambda *_: None)
     loaded, targets = ready.model, ready.prepared.targets
     batch = targets[: config.batch_size]
     tokens = sum(len(target.prompt_ids) for target in targets)
     each = getattr(loaded, "flops_per_token", lambda length: 0.0)(tokens // len(targets))
     began = time.perf_counter()
-    lens_batch(loaded, batch)
+    lens_batch(loaded, batch, ready.tuned, ready.coda)
     seconds = (time.perf_counter() - began) * len(targets) / len(batch)
     held = loaded.capture_bytes(len(batch), max(len(target.prompt_ids) for target in batch))
-    costs = [ProbeCost("lens", len(targets), len(targets), tokens * each, held, seconds)]
+    # behind the coda: again with 1 … R − 1 loops, coda and prelude taken for as much as a whole model
+    passes = loaded.n_loops if ready.coda else 1
+    costs = [ProbeCost("lens", len(targets), len(targets), passes * tokens * each, held, seconds)]
     for name in config.probes[1:]:
         work = PROBES[name].prepare(loaded, ready.prepared, config, limit, say)
         parts = [work.cost(number) for number in range(work.n_parts)]

@@ -5,7 +5,8 @@
     work.cost(number)                               # what a part takes, for --dry-run
 
 A part's rows depend on the model, the configuration and the whole set of items, not on what ran before: a run that was
-killed computes the parts that it lacks and ends with the same tables.
+killed computes the parts that it lacks and ends with the same tables. (Under another --max-memory batches are split
+elsewhere, and float32 rounds otherwise: the tables then agree to some 1e-5.)
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ def _patching(model: DepthModel, prepared: Prepared, config: AnalyzeConfig, max_
     from depthprobe import patching
 
     work = patching.prepare_patching(
-        model, prepared.targets, n_stories=config.probe_items, sites=config.sites, max_bytes=max_bytes,
-        seed=config.seed, bos=config.bos, chat=config.chat, remark=remark,
+        model, prepared.targets, n_stories=config.probe_items, sites=config.sites,
+        by_token=config.patch_tokens, max_bytes=max_bytes, seed=config.seed, bos=config.bos, chat=config.chat,
+        remark=remark,
     )  # fmt: skip
 
     def cost(number: int) -> Cost:
@@ -82,25 +84,24 @@ def _patching(model: DepthModel, prepared: Prepared, config: AnalyzeConfig, max_
 
 def _effective(model: DepthModel, prepared: Prepared, config: AnalyzeConfig, max_bytes: int, remark: Remark) -> Work:
     from depthprobe import effective
-    from depthprobe.depth.resume import row_bytes
     from depthprobe.patching.table import first_stories, tapped_model
 
-    del remark
     opened = tapped_model(model)
     targets = first_stories(prepared.targets, config.probe_items)
-    parts = len(effective.parts_of(model))
+    spared = effective.spared_of(model, targets, config.spare_first)
+    if spared:
+        first = "token is" if spared == 1 else f"{spared} tokens are"
+        remark(f"the first {first} never skipped; --spare-first 0 skips layers at all tokens")
 
     def cost(number: int) -> Cost:
-        length = len(targets[number].prompt_ids)
-        cells = 3 * parts  # skipped everywhere, at the last token, before it
-        flops = cells * length * opened.flops_per_token(length)
-        return Cost(cells, flops, min(cells * row_bytes(opened, length), max_bytes))
+        found = effective.part_cost(opened, targets[number], spared=spared, max_bytes=max_bytes)
+        return Cost(found.cells, found.flops, found.bytes)
 
     def rows(done: Collection[int]) -> Iterator[tuple[int, Mapping[str, pl.DataFrame]]]:
-        for number, found in effective.effective_rows(model, targets, 1, done=done, max_bytes=max_bytes):
+        for number, found in effective.effective_rows(model, targets, 1, done=done, spared=spared, max_bytes=max_bytes):
             yield number, {"effective": found}
 
-    return Work(len(targets), rows, cost, {"effective_items": len(targets)})
+    return Work(len(targets), rows, cost, {"effective_items": len(targets), "spared_first": spared})
 
 
 #: Name, as --probes takes it → probe. The lens is no entry: everything else stands beside it.

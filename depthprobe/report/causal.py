@@ -10,15 +10,19 @@ from typing import Any
 
 import polars as pl
 
-from depthprobe.analysis import MIN_CLUSTERS
+from depthprobe.analysis import LEAST_MOVED, MIN_CLUSTERS, NEEDED, site_of
 from depthprobe.report import panels
 from depthprobe.report.blocks import Block, Chip
 from depthprobe.report.data import Run, Task
 from depthprobe.report.figures import Grid
+from depthprobe.report.manifest import spared_first
+from depthprobe.report.names import site_name
 from depthprobe.report.palette import hop_token
 from depthprobe.report.text import count, interval, missing, percent, percent_interval, signed
 
-__all__ = ["causal_blocks", "quantity", "says", "window_change", "window_name"]
+__all__ = [
+    "causal_blocks", "least_change", "quantity", "says", "window_change", "window_name", "window_quantities",
+]  # fmt: skip
 
 
 def causal_blocks(run: Run, task: Task) -> tuple[Block, ...]:
@@ -73,8 +77,24 @@ _WINDOWS = {
 }
 
 
+_LATER = (
+    " In a model with loops the source is patched at what a block reads, in this and all later loops: a loop that "
+    "reads the input again would have the old word back. Patched so, a word that more loops need is over earlier. "
+    "Patched behind a block, in one loop, it says little there."
+)
+
+
+def _sites(task: Task) -> str:
+    """Where each end is patched whose slope is told."""
+    found = {end: site_of(task.windows, end) for end in dict.fromkeys(task.windows["end"].sort(descending=True))}
+    told = "; ".join(f"{end}: {site_name(site)}" for end, site in found.items())
+    return f" ({told})" if told else ""
+
+
 def window_name(task: Task, quantity: str) -> str:
     """A quantity of `window_slopes` with its unit."""
+    if quantity == NEEDED:
+        return "source, loops before the end that need the word, loops"
     stem = quantity.removesuffix("_relative")
     name = _WINDOWS.get(stem, stem.replace("_", " "))
     if quantity.endswith("_crossed_loop"):
@@ -97,38 +117,69 @@ def _windows(task: Task) -> Block | None:
     slopes = list(task.window_slopes.iter_rows(named=True))
     if not figures and not slopes:
         return None
-    rows = tuple(
+    nothing = panels.no_windows(task)
+    rows = () if nothing else tuple(
         (
             window_name(task, row["quantity"]),
             window_change(row),
-            says(row),
+            _moved(task, row),
             f"{row['n_stories']} ({row['n_clusters']})",
             percent(row["share_censored"]),
             percent(row["share_nonmonotone"]),
             str(row["n_pairs"]),
         )
-        for row in slopes
+        for row in window_quantities(task)
     )
     head = ("quantity, unit", "change per hop (95 % interval)", "with more hops", "stories (clusters)",
-            "never cross", "not monotone", "pairs")  # fmt: skip
+            "no crossing", "not monotone", "pairs")  # fmt: skip
     return Block(
         "When has the information moved?",
         "The changed word's state decides until others have read it (source); the last token's state decides from "
         "where it has gathered what it needs (destination). Each depth is where an item's effect crosses ½, not where "
-        "one flip is first or last seen. Only pairs that the model answers right on both stories are counted.",
+        "one flip is first or last seen. Only pairs that the model answers right on both stories are counted."
+        + (_LATER if task.axis.looped else ""),
         figures,
         table=Grid(head, rows, "window_slopes") if rows else None,
-        table_title="Change per hop, paired by story" if rows else "",
-        after="Pairs whose effect never crosses ½ have no depth and are left out of the crossing, not of the area. "
+        table_title=f"Change per hop, paired by story{_sites(task)}" if rows else "",
+        after=nothing
+        or "Pairs whose effect does not cross ½ on its way (it never does, or is across at its first depth) have no "
+        "depth and are left out of the crossing, not of the area. "
         "Where many do not cross, or go up and down, a crossing says little and the area more. "
         f"A change from fewer than {MIN_CLUSTERS} clusters is not told.",
     )
 
 
-def says(row: dict[str, Any]) -> str:
-    """What a slope and its interval say; a destination's area shrinks as it moves later."""
+def window_quantities(task: Task) -> list[dict[str, Any]]:
+    """Rows of `window_slopes`, each change once: where a step of the axis is a loop, both units are one."""
+    rows = list(task.window_slopes.iter_rows(named=True))
+    names = {row["quantity"] for row in rows}
+    twice = {name.removesuffix("_loop") for name in names if name.endswith("_crossed_loop") and task.step == "loops"}
+    return [row for row in rows if row["quantity"] not in twice]
+
+
+def least_change(task: Task, unit: str) -> float:
+    """`LEAST_MOVED` of the depth in loops, or in steps of the axis."""
+    return LEAST_MOVED * (task.axis.n_loops if unit == "loops" else len(task.axis.coordinates) - 1)
+
+
+def _moved(task: Task, row: dict[str, Any]) -> str:
+    name = row["quantity"]
+    share = name.endswith(("_relative", "_area"))
+    unit = "loops" if name.endswith("_loop") else task.step
+    found = says(row, LEAST_MOVED if share else least_change(task, unit))
+    return {"later": "more", "earlier": "fewer"}.get(found, found) if name == NEEDED else found
+
+
+def says(row: dict[str, Any], least: float = 0.0) -> str:
+    """What a slope and its interval say; a destination's area shrinks as it moves later.
+
+    Args:
+        least: where both bounds are nearer to 0, there is hardly any change, however sure its sign.
+    """
     if missing(row["slope"]):
         return "not told"
+    if not (missing(row["low"]) or missing(row["high"])) and max(abs(row["low"]), abs(row["high"])) < least:
+        return "hardly any change"
     if row["low"] <= 0 <= row["high"]:
         return "no change measured"
     shrinks = str(row.get("quantity", "")).startswith("destination_area")
@@ -157,17 +208,19 @@ def _knockout(task: Task) -> Block | None:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A number of `effective_slopes`: its name, what it is by in a sentence, and what a rise of it is called."""
+    """A number of `effective_slopes`: its name, what it is by in a sentence, what a rise of it is called, and whether
+    it says where in the depth something lies instead of how much of the depth is used."""
 
     name: str
     short: str
     rise: str = "later"
+    place: bool = True
 
 
 _QUANTITIES = {
     "half_depth": Quantity("half of what skipping does lies before", "skipped layers"),
     "half_later": Quantity("half of what later layers owe earlier tokens lies before", "layers that others build on"),
-    "used_share": Quantity("share of the layers whose skip shows", "the share of layers in use", "more"),
+    "used_share": Quantity("share of the layers whose skip shows", "the share of layers in use", "more", False),
 }
 
 
@@ -184,14 +237,15 @@ def _effective(run: Run, task: Task) -> tuple[Block, ...]:
     asked = (
         (
             f"What does each {part} add?",
-            "Δ is what it adds to the state h that it got, at the position that predicts the answer or at the others. "
+            "Δ is what it adds to the state h that it got, at the position that predicts the answer or at the others"
+            f"{_spared(run)}. "
             "A cosine below 0 takes away from what was there.",
             panels.contributions(task, run.hops),
             "",
         ),
         (
             f"What breaks when a {part} is skipped?",
-            "It is left out for all tokens, and the output compared with the full model's, at the position that "
+            f"It is left out for {_skipped(run)}, and the output compared with the full model's, at the position that "
             "predicts the answer. If harder questions used more depth, skipping late would harm them more.",
             panels.skips(task, run.hops),
             "A model was never trained without one of its layers: harm shows that it is used, not how.",
@@ -199,8 +253,8 @@ def _effective(run: Run, task: Task) -> tuple[Block, ...]:
         (
             "Do later layers build on it?",
             "Relative change of what later layers add: at the same token, with the layer skipped there alone; and at "
-            "later tokens, with it skipped at earlier ones alone. Where the second fades first, the layers behind only "
-            "refine a token's own output.",
+            f"later tokens, with it skipped at earlier ones alone{_spared(run)}. Where the second fades first, the "
+            "layers behind only refine a token's own output.",
             panels.later_layers(task, run.hops),
             "",
         ),
@@ -224,6 +278,19 @@ def _effective(run: Run, task: Task) -> tuple[Block, ...]:
             )
         )
     return tuple(blocks)
+
+
+def _skipped(run: Run) -> str:
+    spared = spared_first(run.manifest)
+    if not spared:
+        return "all tokens, the first among them"
+    first = "the first, on" if spared == 1 else f"the first {spared}, on"
+    return f"all tokens but {first} which models park attention"
+
+
+def _spared(run: Run) -> str:
+    spared = spared_first(run.manifest)
+    return "" if not spared else f" (but the first {'one' if spared == 1 else spared})"
 
 
 def _depths(task: Task) -> Grid | None:

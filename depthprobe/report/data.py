@@ -26,8 +26,8 @@ SCHEMA_VERSION = 1
 
 _REQUIRED = ("items", "settling", "accuracy", "slopes")
 _CAUSAL = (
-    "patching_by_role", "windows", "window_slopes", "knockout", "knockout_by_depth", "effective_by_hops",
-    "effective_depths", "effective_slopes",
+    "patching_by_role", "windows", "window_slopes", "knockout", "knockout_by_depth", "knockout_slopes",
+    "effective_by_hops", "effective_depths", "effective_slopes",
 )  # fmt: skip
 _OPTIONAL = ("settling_by_hops", "shortcuts", "differences", "exits", "fixed_exits", "exits_by_hops", *_CAUSAL)
 _ORDER = ("kinship", "follow")
@@ -179,6 +179,7 @@ class Task:
     window_slopes: pl.DataFrame
     knockout: pl.DataFrame
     knockout_by_depth: pl.DataFrame
+    knockout_slopes: pl.DataFrame
     effective_by_hops: pl.DataFrame
     effective_depths: pl.DataFrame
     effective_slopes: pl.DataFrame
@@ -210,6 +211,10 @@ class Task:
     def final(self) -> pl.DataFrame:
         """The accuracy table at the last depth, one row per hops."""
         return self.accuracy.filter(pl.col("depth") == len(self.axis.coordinates) - 1).sort("hops")
+
+    def chance(self) -> dict[int, float]:
+        """hops → what naming one of the candidates at random gets right, averaged over the questions."""
+        return dict(self.items.group_by("hops").agg(pl.col("chance").cast(pl.Float64).mean()).sort("hops").iter_rows())
 
     def best_shortcuts(self) -> pl.DataFrame:
         """The strongest shortcut of each hops; of equal ones the first by name."""

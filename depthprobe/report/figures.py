@@ -192,7 +192,8 @@ def layout(*, height: int, xaxis: dict[str, Any], yaxis: dict[str, Any], left: i
             "align": "left",
         },
         "xaxis": axis(xaxis),
-        "yaxis": axis(yaxis),
+        # a label like "0.0006" is wider than the margin, and would stand under the title
+        "yaxis": axis({"automargin": True} | yaxis),
     }
 
 

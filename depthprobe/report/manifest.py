@@ -9,7 +9,7 @@ from typing import Any
 from depthprobe.report.data import Run
 from depthprobe.report.text import count, span
 
-__all__ = ["exit_q", "model_name", "run_facts", "version"]
+__all__ = ["exit_q", "model_name", "run_facts", "spared_first", "version"]
 
 
 def _get(manifest: Mapping[str, Any], *paths: str) -> Any:
@@ -33,6 +33,16 @@ def exit_q(manifest: Mapping[str, Any]) -> float | None:
     """The gate's threshold in the model's config; None without a gate."""
     q = _get(manifest, "model.exit_q", "exit_q")
     return float(q) if q is not None else None
+
+
+def spared_first(manifest: Mapping[str, Any]) -> int:
+    """Tokens at the front of a prompt that layers were never skipped for."""
+    return int(_get(manifest, "counts.spared_first") or 0)
+
+
+def _spared(manifest: Mapping[str, Any]) -> str | None:
+    spared = spared_first(manifest)
+    return f"the first {'token' if spared == 1 else f'{spared} tokens'} of each prompt" if spared else None
 
 
 def version(manifest: Mapping[str, Any]) -> str:
@@ -70,6 +80,7 @@ def run_facts(run: Run) -> list[tuple[str, str]]:
             else "none",
         ),
         ("left out", f"{count(long, 'question')} longer than the context" if long else None),
+        ("never skipped", _spared(m)),
         ("seed", _get(m, "seed", "config.seed")),
         ("command", _command(_get(m, "command", "command_line"))),
         ("started", _when(_get(m, "started"))),

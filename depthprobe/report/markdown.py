@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from depthprobe.analysis import GROUPS, means_by_hops
-from depthprobe.report.causal import window_change, window_name
+from depthprobe.analysis import GROUPS, means_by_hops, site_of
+from depthprobe.report.causal import window_change, window_name, window_quantities
 from depthprobe.report.data import Run, Task
 from depthprobe.report.names import ROLES, known_first, role_name
+from depthprobe.report.panels import no_windows
 from depthprobe.report.text import missing
 
 __all__ = ["accuracy_markdown", "causal_markdown"]
@@ -26,23 +27,22 @@ def accuracy_markdown(run: Run) -> str:
 def causal_markdown(run: Run) -> str:
     """Windows and knock-out by hops, a table of each for a task that has them; empty for a run of the lens alone.
 
-    Windows: the mean depth at which the effect crosses one half, by end and hops, with the shares of pairs that never
-    cross or are not monotone; below, their change per hop. Knock-out: of each role the depth at which a cut costs the
-    answer most, and how much, in nats.
+    Windows: the mean depth at which the effect crosses one half, by end and hops, with the shares of pairs that have
+    no crossing or are not monotone; below, their change per hop. Knock-out: of each role the depth at which a cut costs
+    the answer most, and how much, in nats.
     """
     parts = [part for task in run.tasks for part in (_windows(run, task), _knockout(run, task)) if part]
     return "\n\n".join(parts)
 
 
 def _windows(run: Run, task: Task) -> str:
-    sites = task.windows["site"].unique().to_list()
-    site = next((one for one in ("resid_post", "loop_state", "resid_pre") if one in sites), None)
-    if site is None:
-        return ""
-    own = task.windows.filter(pl.col("site") == site)
-    rows = [["hops", "end", "depth crossed", "95 %", "pairs", "never cross", "not monotone"], ["---:"] * 7]
+    if not task.windows.height:
+        nothing = no_windows(task)
+        return f"**{run.manifest['config']['model']}, {task.name}**: {nothing}" if nothing else ""
+    site = {end: site_of(task.windows, end) for end in ("source", "destination")}
+    rows = [["hops", "end", "depth crossed", "95 %", "pairs", "no crossing", "not monotone"], ["---:"] * 7]
     for end in ("source", "destination"):
-        part = own.filter(pl.col("end") == end)
+        part = task.windows.filter((pl.col("end") == end) & (pl.col("site") == site[end]))
         for told in means_by_hops(part, "depth_crossed"):
             at = part.filter(pl.col("hops") == told["hops"])
             mean = "–" if told["mean"] is None else f"{told['mean']:.2f}"
@@ -50,9 +50,9 @@ def _windows(run: Run, task: Task) -> str:
             bounds = _interval(told["low"], told["high"])
             cells = [str(told["hops"]), end, mean, bounds, str(at.height), *(f"{share:.2f}" for share in shares)]
             rows.append(cells)
-    slopes = task.window_slopes.iter_rows(named=True)
-    changes = [f"{window_name(task, row['quantity'])}: {window_change(row)}" for row in slopes]
-    title = f"{run.manifest['config']['model']}, {task.name}: where a patch's effect crosses ½ ({task.step}, {site})"
+    changes = [f"{window_name(task, row['quantity'])}: {window_change(row)}" for row in window_quantities(task)]
+    places = ", ".join(f"{end} at {where}" for end, where in site.items() if where)
+    title = f"{run.manifest['config']['model']}, {task.name}: where a patch's effect crosses ½ ({task.step}; {places})"
     below = ["", f"Per hop – {'. '.join(changes)}."] if changes else []
     return "\n".join([f"**{title}**", "", *_lines(rows), *below])
 

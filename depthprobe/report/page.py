@@ -7,9 +7,7 @@ write_report(Path("runs/demo"))             # runs/demo/report.html
 from __future__ import annotations
 
 import json
-import os
 import re
-from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from depthprobe import analysis
-from depthprobe.errors import UserError
+from depthprobe.files import atomic_write
 from depthprobe.report import palette, words
 from depthprobe.report.browser import Limit, build
 from depthprobe.report.data import Run, read_run
@@ -48,19 +46,8 @@ def write_report(run_folder: Path, out: Path | None = None, items: Limit = None)
     """
     html = render(read_run(run_folder), items)
     path = run_folder / "report.html" if out is None else out
-    half = path.with_name(f".partial-{os.getpid()}-{path.name}")  # a resumed run sweeps such names away
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        half.write_text(html, encoding="utf-8")
-        os.replace(half, path)
-    except OSError as error:
-        with suppress(OSError):
-            half.unlink(missing_ok=True)
-        raise UserError(
-            f"the report cannot be written: {error.strerror or error}",
-            where=str(path),
-            remedy="make room, or choose another place with `depthprobe report RUN --out FILE`",
-        ) from None
+    remedy = "choose another place with `depthprobe report RUN --out FILE`"
+    atomic_write(path, html.encode(), what="the report cannot be written", remedy=remedy)
     return path
 
 
@@ -89,7 +76,7 @@ def render(run: Run, items: Limit = None) -> str:
         verdicts=[found for found in verdicts if found is not None],
         facts=run_facts(run),
         reading=words.reading(run.axis, gate, _shortcuts(run), words.probes(run.tasks), _lens(run)),
-        limits=words.limits(run.axis, gate, words.probes(run.tasks)),
+        limits=words.limits(run.axis, gate, words.probes(run.tasks), _lens(run)),
         version=version(run.manifest),
         folder=run.folder.resolve().name,
         variables=palette.css(len(run.hops)),

@@ -11,17 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import polars as pl
-
-from depthprobe.analysis import centres, slope_of
-from depthprobe.report.causal import quantity, says
+from depthprobe.analysis import LEAST_MOVED, NEEDED
+from depthprobe.report.causal import least_change, quantity, says
 from depthprobe.report.data import Task
 from depthprobe.report.text import count, interval, missing, percent, signed
 
 __all__ = ["Measure", "Verdict", "measures", "verdict"]
 
-#: Of an item's cuts together, in nats: with less harm than this its centre would be one of noise.
-LEAST_HARM = 0.1
 READ = "read off a run"
 
 
@@ -38,6 +34,8 @@ class Measure:
         note: what else must be said of it.
         source: the table behind it.
         rise: what a rise is called: "later", or "more" of the depth.
+        least: a change by less than this per hop, by both bounds, is hardly one.
+        place: it says where in the depth something lies, not how much of the depth is used.
     """
 
     name: str
@@ -48,11 +46,13 @@ class Measure:
     note: str
     source: str
     rise: str = "later"
+    least: float = 0.0
+    place: bool = False
 
     @property
     def says(self) -> str:
-        """ "later", "earlier", "no change measured" or "not told"."""
-        return says(self.row)
+        """ "later", "earlier", "hardly any change", "no change measured" or "not told"."""
+        return says(self.row, self.least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,12 @@ def verdict(task: Task, name: str, settling: tuple[str, str], shortcut: str = ""
 
 def _row(one: Measure) -> Row:
     told = not missing(one.row["slope"])
+    digits = 3 if one.says == "hardly any change" else 2  # such bounds round to nothing
     return Row(
         one.name,
         ", ".join(filter(None, (one.how, one.note))),
-        f"{signed(one.row['slope'])} {one.unit}" if told else "–",
-        interval(one.row["low"], one.row["high"]) if told else "–",
+        f"{signed(one.row['slope'], digits)} {one.unit}" if told else "–",
+        interval(one.row["low"], one.row["high"], digits) if told else "–",
         _says(one),
         f"{one.row['n_stories']} ({one.row['n_clusters']})",
         {"later": "later", "earlier": "earlier", "not told": "refused"}.get(one.says, "none"),
@@ -116,30 +117,40 @@ def measures(task: Task, settling: tuple[str, str]) -> list[Measure]:
     column, unit = settling
     row = task.slope_of.get((column, "all"))
     if row is not None:
-        found.append(Measure("Settling of the answer", "settling", READ, unit, row, "", "slopes"))
+        least = least_change(task, unit)
+        found.append(Measure("Settling of the answer", "settling", READ, unit, row, "", "slopes", least=least))
     row = task.slope_of.get(("gate_exit", "all"))
     if row is not None:
-        found.append(Measure("Exit of the gate", "the gate", READ, "loops", row, "", "slopes"))
+        least = least_change(task, "loops")
+        found.append(Measure("Exit of the gate", "the gate", READ, "loops", row, "", "slopes", least=least))
     slopes = {row["quantity"]: row for row in task.window_slopes.iter_rows(named=True)}
     for end, where in (("destination", "last token decides from"), ("source", "changed word decides until")):
         # in loops where there are any: a readout within a loop is a step of its own on the axis
         in_loops = slopes.get(f"{end}_crossed_loop")
         row, unit = (in_loops, "loops") if in_loops is not None else (slopes.get(f"{end}_crossed"), task.step)
-        if row is not None:
-            words, note = f"the patching window's {end}", _window_note(row)
-            found.append(Measure(f"Patching: {where}", words, "patching", unit, row, note, "window_slopes"))
-    row = _knockout(task)
-    if row is not None:
+        if row is None:
+            continue
+        words, rise, least = f"the patching window's {end}", "later", least_change(task, unit)
+        if end == "source" and NEEDED in slopes:
+            # patched in all later loops it crosses the earlier, the more loops before the end need the word
+            where, words, rise = "loops that need the changed word", "loops that need the word", "more"
+            row = slopes[NEEDED]
+        note = _window_note(row)
+        found.append(
+            Measure(f"Patching: {where}", words, "patching", unit, row, note, "window_slopes", rise, least)
+        )
+    for row in task.knockout_slopes.iter_rows(named=True):
         note = f"done in {row['n_harmed']} of {count(row['n_asked'], 'question')}"
         found.append(
-            Measure("Knock-out: centre of the harm", "knock-out", "cutting attention", task.step, row, note, "knockout")
-        )
+            Measure("Knock-out: centre of the harm", "knock-out", "cutting attention", task.step, row, note,
+                    "knockout_slopes", least=least_change(task, task.step))
+        )  # fmt: skip
     for row in task.effective_slopes.iter_rows(named=True):
         of = quantity(row["quantity"])
         points = {key: None if missing(row[key]) else 100 * row[key] for key in ("slope", "low", "high")}
         found.append(
             Measure(f"Effective depth: {of.name}", of.short, "skipping layers", "% of the layers", row | points, "",
-                    "effective_slopes", of.rise)
+                    "effective_slopes", of.rise, 100 * LEAST_MOVED, of.place)
         )  # fmt: skip
     return found
 
@@ -148,27 +159,15 @@ def _window_note(row: dict[str, Any]) -> str:
     if missing(row["share_censored"]) or missing(row["share_nonmonotone"]):
         return f"{row['n_pairs']} pairs, right on both stories"
     return (
-        f"{row['n_pairs']} pairs, right on both stories; {percent(row['share_censored'])} never cross, "
+        f"{row['n_pairs']} pairs, right on both stories; {percent(row['share_censored'])} without a crossing, "
         f"{percent(row['share_nonmonotone'])} not monotone"
     )
-
-
-def _knockout(task: Task) -> dict[str, Any] | None:
-    """The slope of the depth around which cutting the last token off the story's words does its harm."""
-    rows = task.knockout.filter(~pl.col("role").is_in(["last", "all"]))
-    if not rows.height:
-        return None
-    rows = rows.filter(pl.col("window") == rows["window"].min())
-    found = centres(
-        rows.with_columns(harm=pl.col("logprob_clean") - pl.col("logprob_cut")), "harm", least=LEAST_HARM
-    )
-    return slope_of(found, "centre") | {"n_asked": found.height, "n_harmed": found["centre"].count()}
 
 
 def _says(one: Measure) -> str:
     if one.says == "not told":
         return f"not told: {one.row['reason']}" if one.row["reason"] else "not told"
-    if one.says.startswith("no"):
+    if one.says not in ("later", "earlier"):
         return one.says
     falls = {"later": "earlier", "more": "less"}[one.rise]
     return f"{one.rise if one.says == 'later' else falls} with more hops"
@@ -176,8 +175,8 @@ def _says(one: Measure) -> str:
 
 def _lead(found: Sequence[Measure], task: Task, name: str) -> str:
     """What the measures that change the model say, and apart from it what those say that are read off a run."""
-    changed, read = ([one for one in found if (one.how == READ) == off] for off in (False, True))
-    said = _by(changed, "no change was measured by", "by {} it uses less")
+    changed = [one for one in found if one.how != READ and not one.place]
+    said = _others(changed)
     more = [one.short for one in changed if one.says == "later"]
     uses = f"{name} uses more depth on harder questions"
     if more and not said:
@@ -189,17 +188,25 @@ def _lead(found: Sequence[Measure], task: Task, name: str) -> str:
         lead = f"no measure that changes the model shows that {uses}: {' and '.join(said)}"
     else:
         lead = f"whether {uses} is not told by any measure that changes it"
+    places = [one for one in found if one.place and one.says in ("later", "earlier")]
+    moved = " and ".join(f"{one.says} by {one.short}" for one in places)
+    why = "Where skipping matters, which is not how much of the depth is used, moves with more hops"
+    where = f". {why}: {moved}" if places else ""
+    read = [one for one in found if one.how == READ]
     later = [one.short for one in read if one.says == "later"]
-    rest = _by(read, "no change was measured by", "earlier with more hops by {}")
-    off = [*([f"later with more hops by {_listed(later)}"] if later else []), *rest]
-    return f"On {task.name}, {lead}" + (f". Read off a run: {'; '.join(off)}." if off else ".")
+    off = [*([f"later with more hops by {_listed(later)}"] if later else []), *_others(read)]
+    return f"On {task.name}, {lead}{where}" + (f". Read off a run: {'; '.join(off)}." if off else ".")
 
 
-def _by(found: Sequence[Measure], same: str, earlier: str) -> list[str]:
-    """Of measures without a change, and of those that go the other way."""
-    of = {what: [one.short for one in found if one.says == what] for what in ("no change measured", "earlier")}
-    first, second = of.values()
-    return [*([f"{same} {_listed(first)}"] if first else []), *([earlier.format(_listed(second))] if second else [])]
+def _others(found: Sequence[Measure]) -> list[str]:
+    """Of measures that do not rise. What comes earlier is said to come earlier: that is not less of the depth."""
+    of = {
+        "no change was measured by {}": [one for one in found if one.says == "no change measured"],
+        "hardly any change by {}": [one for one in found if one.says == "hardly any change"],
+        "earlier with more hops by {}": [one for one in found if one.says == "earlier" and one.rise != "more"],
+        "less with more hops by {}": [one for one in found if one.says == "earlier" and one.rise == "more"],
+    }
+    return [words.format(_listed([one.short for one in some])) for words, some in of.items() if some]
 
 
 def _words(found: Sequence[Measure]) -> tuple[str, ...]:
@@ -209,7 +216,7 @@ def _words(found: Sequence[Measure]) -> tuple[str, ...]:
         by: dict[str, list[str]] = {}
         for one in refused:
             by.setdefault(one.row["reason"] or "no reason is given", []).append(one.short)
-        said += [f"Not told, {reason}: {_listed(names)}." for reason, names in by.items()]
+        said += [_not_told(reason, names) for reason, names in by.items()]
     read = [one.short for one in found if one.how == READ]
     changed = [one.short for one in found if one.how != READ]
     if read and changed:
@@ -220,10 +227,20 @@ def _words(found: Sequence[Measure]) -> tuple[str, ...]:
         )
     if any(one.says == "no change measured" for one in found):
         said.append("“No change measured” means that the interval includes 0, not that there is no change.")
+    if any(one.says == "hardly any change" for one in found):
+        said.append(
+            f"“Hardly any change” means that the whole interval is in ±{100 * LEAST_MOVED:g} % of the depth per hop."
+        )
     n = sum(one.says != "not told" for one in found)
     if n > 1:
         said.append(f"The {n} intervals are not corrected for their number.")
     return tuple(said)
+
+
+def _not_told(reason: str, names: Sequence[str]) -> str:
+    if ":" in reason:  # a reason with words of its own
+        return f"{reason[0].upper()}{reason[1:]}, so this is not told: {_listed(names)}."
+    return f"Not told, {reason}: {_listed(names)}."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -74,7 +74,7 @@ _PROBES = {
     ),
     "effective": (
         "Contribution, skipping",
-        "Δ is what a layer or loop adds to the state h. Skipping leaves it out for all tokens and lets the rest run.",
+        "Δ is what a layer or loop adds to the state h. Skipping leaves it out and lets the rest run.",
     ),
 }
 
@@ -98,6 +98,8 @@ def reading(
         "plain": "the model's own final norm and head (the logit lens).",
         "tuned": "an affine map that was trained to make it say what the model says in the end, and then through the "
         "model's own final norm and head (the tuned lens). The last depth has no such map.",
+        "coda": "the coda, all tokens stopped there, and the model's own final norm and head (the coda lens): the "
+        "model run with so many loops. Depths within a loop, and before and behind the loops, are read without that.",
     }
     found = [
         (
@@ -167,7 +169,7 @@ _CAUTIONS = {
 }
 
 
-def limits(axis: Axis, gate: bool, probed: Iterable[str] = ()) -> list[str]:
+def limits(axis: Axis, gate: bool, probed: Iterable[str] = (), lens: str = "plain") -> list[str]:
     """What a reader might take from the page and should not."""
     probed = tuple(probed)
     found = [
@@ -198,9 +200,11 @@ def limits(axis: Axis, gate: bool, probed: Iterable[str] = ()) -> list[str]:
         )
     if axis.coordinates[-1].loop > axis.n_loops:
         found.append(
-            "This model has a coda behind its loops. A loop's readout skips it, so it is not what the "
-            "model would say if it "
-            "really left there."
+            "Behind the coda a loop's end says what the model says when all tokens stop there, not when each leaves "
+            "where its gate lets it."
+            if lens == "coda"
+            else "This model has a coda behind its loops. A loop's readout skips it, so it is not what the model would "
+            "say if it really left there (--lens coda reads that)."
         )
     found.append(
         "In kinship different clusters may share the first one or two of their relations. Slopes and "

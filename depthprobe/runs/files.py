@@ -1,43 +1,28 @@
-"""Files that are there as a whole or not at all, and what to say when the disk does not play along."""
+"""The disk below a run folder: one line for what it says, and a lock. Files are written by `depthprobe.files`."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from depthprobe import files
 from depthprobe.errors import UserError
 
-#: Names of files that are being written begin so; a killed process leaves them behind.
-TEMPORARY = ".partial-"
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: What to do when a full disk has room again.
+RESUME = "run the same command with --resume"
 
 
 def atomic_write(file: Path, data: bytes | memoryview) -> None:
-    """Write a file so that it appears under its name only when it is whole and on the disk.
+    """`depthprobe.files.atomic_write` for a file of a run, which can be resumed."""
+    files.atomic_write(file, data, again=RESUME)
 
-    Raises:
-        UserError: the disk is full or the place cannot be written to; nothing is left behind.
-    """
-    partial = file.with_name(f"{TEMPORARY}{os.getpid()}-{file.name}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(partial, file)
-        _sync_folder(file.parent)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise as_user_error(error, file) from error
-        raise
+
+def as_user_error(error: OSError, path: Path) -> UserError:
+    """`depthprobe.files.as_user_error` for a run, which can be resumed."""
+    return files.as_user_error(error, path, again=RESUME)
 
 
 @contextlib.contextmanager
@@ -47,23 +32,6 @@ def user_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise as_user_error(error, path) from error
-
-
-def as_user_error(error: OSError, path: Path) -> UserError:
-    """What the disk says, in one line; whatever it is, another place may do better."""
-    if error.errno in _FULL:
-        remedy = "make room, then run the same command with --resume"
-        return UserError("the disk is full", where=str(path), remedy=remedy)
-    return UserError(f"cannot write here: {error.strerror or error}", where=str(path), remedy="choose another --out")
-
-
-def _sync_folder(folder: Path) -> None:
-    """A rename is on the disk only when its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def locked(path: Path) -> int:

@@ -17,7 +17,8 @@ import polars as pl
 
 from depthprobe import tables
 from depthprobe.errors import UserError
-from depthprobe.runs.files import TEMPORARY, as_user_error, atomic_write, locked
+from depthprobe.files import TEMPORARY
+from depthprobe.runs.files import as_user_error, atomic_write, locked
 from depthprobe.runs.manifest import AGAIN, SCHEMA_VERSION, compare, read_manifest
 from depthprobe.runs.provenance import git_commit, versions
 

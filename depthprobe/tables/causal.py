@@ -105,7 +105,8 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
     },
     "window_slopes": {
         "task": pl.String(),
-        # source_crossed, destination_crossed, source_area, destination_area; *_crossed_relative and *_crossed_loop
+        # source_crossed, destination_crossed, source_area, destination_area; *_crossed_relative and *_crossed_loop;
+        # source_needed_loop where all later loops are patched: loops before the end that need the changed word
         "quantity": pl.String(),
         "slope": pl.Float64(),
         **_INTERVAL,
@@ -116,6 +117,20 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "share_censored": pl.Float64(),
         "share_nonmonotone": pl.Float64(),
         "n_pairs": pl.Int64(),  # both stories right, control donors left out
+    },
+    # change per hop of the depth around which cuts do their harm, paired by story; as in `slopes`
+    "knockout_slopes": {
+        "task": pl.String(),
+        "quantity": pl.String(),  # "centre", in steps of the axis
+        "slope": pl.Float64(),
+        **_INTERVAL,
+        "n_items": pl.Int64(),
+        "n_stories": pl.Int64(),
+        "n_clusters": pl.Int64(),
+        "reason": pl.String(),
+        "window": pl.Int32(),
+        "n_harmed": pl.Int64(),  # items that cuts harm enough to have a centre
+        "n_asked": pl.Int64(),
     },
     "knockout_by_depth": {
         "task": pl.String(),
@@ -192,11 +207,12 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
 
 NULLABLE: dict[str, frozenset[str]] = {
     "donors": frozenset({"hop"}),
-    "patching": frozenset({"hop", "position", "effect"}),  # no effect where both runs say the same
+    "patching": frozenset({"hop", "position", "effect"}),  # no effect where both runs say the same, to rounding
     "knockout": frozenset(),
     "windows": frozenset({"depth_crossed", "relative", "loop_crossed"}),
     "patching_by_role": frozenset({"hops", "low", "high"}),
     "window_slopes": frozenset({"slope", "low", "high", "reason", "share_censored", "share_nonmonotone"}),
+    "knockout_slopes": frozenset({"slope", "low", "high", "reason"}),
     "knockout_by_depth": frozenset({"hops", "low", "high"}),
     "effective": frozenset({"later_same", "later_others"}),
     "effective_by_hops": frozenset({"low", "high"}),

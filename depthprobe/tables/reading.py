@@ -74,7 +74,7 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "loop": pl.Int32(),
         "layer": pl.Int32(),
         "site": pl.String(),  # "embed" | "resid_post" | "loop_state"
-        "lens": pl.String(),  # "plain": the model's own final norm and head; "tuned": behind translators
+        "lens": pl.String(),  # "plain": own final norm and head; "tuned": behind translators; "coda": behind the coda
         "target_logit": pl.Float32(),  # of the answer's first token
         "target_logprob": pl.Float32(),  # over the whole vocabulary
         "target_prob": pl.Float32(),

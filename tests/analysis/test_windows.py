@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from depthprobe import tables
-from depthprobe.analysis.summary import _window_rows, _windows
+from depthprobe.analysis.summary import _moves, _window_rows, _windows
 from depthprobe.analysis.windows import (
     crossing,
     knockout_by_depth_table,
@@ -27,6 +27,10 @@ AXIS = pl.DataFrame(
         "layer": [0, 1, 1, 2, 1, 2, 1],
         "is_loop_end": [False, False, False, True, False, True, False],
     }
+)
+#: embedding and six loops of one layer
+LOOPS = pl.DataFrame(
+    {"depth": range(7), "loop": range(7), "layer": [0, *[1] * 6], "is_loop_end": [False, *[True] * 6]}
 )
 PLAIN = AXIS.with_columns(loop=pl.lit(1), is_loop_end=pl.lit(False))
 
@@ -167,9 +171,77 @@ def test_the_sentence_says_how_sure() -> None:
         effect=pl.col("effect") * (1 + 0.3 * (pl.int_range(pl.len()) * 7919 % 13 - 6) / 6).cast(pl.Float32)
     )
     assert "no change with hops was measured of when" in said(noisy) and "includes 0" in said(noisy)
-    assert "too few clusters (10 of 50): ask for more stories with --probe-items" in said(ladder(10, 0.8))
+    few = "too few clusters (10 of 50): ask for more stories with --probe-items, and as many with --n."
+    assert few in said(ladder(10, 0.8))
+    alone = said(ladder(10, 0.8).filter(pl.col("hops") == 2))
+    assert "at two hop counts: ask at two hop counts or more with --hops." in alone and "--probe-items" not in alone
     wrong = ladder(3, 0.8).with_columns(both_right=pl.lit(False))
-    assert "answers no pair of stories right on both" in said(wrong)
+    assert said(wrong) == (
+        "By patching nothing is told of m's depth "
+        "(no windows: the model answers none of 9 pairs right on both stories)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("slope", "low", "high", "words"),
+    [
+        (0.0001, -0.001, 0.0012, "hardly changes with hops (+0.01 % of the depth per hop, 95 % interval -0.10 to"),
+        (-0.0004, -0.0007, -0.0001, "hardly changes with hops (-0.04 %"),  # sure, and nearly nothing
+        (0.0001, -0.08, 0.08, "no change with hops was measured"),  # a wide interval says nothing of the kind
+        (0.0001, -0.001, 0.02, "no change with hops was measured"),
+        (0.004, 0.001, 0.009, "later the more hops are asked"),
+        (-0.004, -0.009, -0.001, "earlier, not later, the more hops are asked"),
+    ],
+)
+def test_hardly_means_that_both_bounds_are_small(slope: float, low: float, high: float, words: str) -> None:
+    row = {"slope": slope, "low": low, "high": high, "mean": None, "share_censored": 0.0}
+    assert words in _moves(row, "it")
+
+
+@pytest.mark.parametrize(("more", "words"), [(0.5, "needed for more of the depth"), (-0.5, "needed for less of")])
+def test_a_word_that_is_needed_in_more_loops_is_patched_earlier(more: float, words: str) -> None:
+    """Patched in this and all later loops a word that the last n loops read decides until loop R − n: it crosses the
+    earlier the more loops need it, and that is more depth used."""
+    last, table = 6, list[dict[str, Any]]()
+    for story in range(60):
+        for hops in (1, 2, 3):
+            needed = 2 + more * (hops - 2) + 0.2 * np.sin(story)
+            about = {"item": f"{story}/{hops}", "story": str(story), "cluster": str(story), "hops": hops}
+            # the effect of patching loops r … R: that share of the needed loops which it covers
+            effects = [float(np.clip((last - depth + 1) / needed - 0.5, 0, 1)) for depth in range(1, last + 1)]
+            before = LOOPS.filter(pl.col("depth") > 0)
+            table += rows(effects, "changed_word", before, site="resid_pre", span="later", **about)
+            arrives = [float(np.clip(d - 3.2, 0, 1)) for d in range(7)]
+            table += rows(arrives, axis=LOOPS, **about)
+            table += rows([1 - e for e in arrives], "changed_word", LOOPS, **about)
+    patching = tables.conform("patching", table)
+    windows = windows_table(patching, LOOPS)
+    slopes = window_slopes_table(windows, patching, resamples=200)
+    found = {row["quantity"]: row for row in slopes.to_dicts()}
+    loop, needs = found["source_crossed_loop"], found["source_needed_loop"]
+    assert (needs["slope"], needs["low"], needs["high"]) == (-loop["slope"], -loop["high"], -loop["low"])
+    assert (needs["low"] > 0) == (more > 0) and abs(needs["slope"]) == pytest.approx(0.5, abs=0.1)
+    sentence = _windows("m", _window_rows({"windows": windows, "window_slopes": slopes}))
+    assert words in sentence and "stops mattering" not in sentence and "hardly changes" in sentence
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_task_without_windows_says_so_beside_one_that_has_them() -> None:
+    """No comparison with nothing, and no word of hop counts where the reason is another."""
+    right = ladder(60, 0.8)
+    wrong = ladder(4, 0.8).with_columns(both_right=pl.lit(False), task=pl.lit("follow"))
+    control = wrong.with_columns(control=pl.lit(True), both_right=pl.lit(True))
+    patching = pl.concat([right, wrong, control])
+    found = patching_tables({"patching": patching}, AXIS, resamples=50)["window_slopes"]
+    own = found.filter(pl.col("task") == "follow")
+    assert own.height == 6 and set(own["n_pairs"]) == {0} and own["slope"].null_count() == own.height
+    assert set(own["reason"]) == {"no windows: the model answers none of 12 pairs right on both stories"}
+    assert found.filter(pl.col("task") == right["task"][0])["reason"].null_count() == 8
+    alone = patching.filter(pl.col("item") == "0/1", pl.col("task") == "follow")
+    reasons = set(window_slopes_table(windows_table(alone, AXIS), alone)["reason"])
+    assert reasons == {"no windows: the model answers none of 1 pair right on both stories"}
+    flat = right.with_columns(effect=pl.lit(None, pl.Float32))  # right, and answers too near to have an effect
+    assert set(window_slopes_table(windows_table(flat, AXIS), flat)["reason"]) == {"no story has it at two hop counts"}
 
 
 def test_means_by_role_and_hops() -> None:

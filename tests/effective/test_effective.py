@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -18,8 +19,10 @@ from torch import nn
 import depthprobe
 from depthprobe import tables
 from depthprobe.depth import Coordinate, DecoderModel, DepthModel, LoopedModel
+from depthprobe.depth.suffix_memory import HELD_BYTES
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.effective import effective_batch, effective_depth, effective_rows, n_batches, parts_of
+from depthprobe.effective.parts import STATE_BYTES
 from depthprobe.errors import UserError
 from depthprobe.lens import Target, prepare_items
 from depthprobe.tasks.generate import Generator
@@ -89,7 +92,7 @@ def test_answers_and_candidates_of_several_tokens(kind: str) -> None:
     assert isinstance(model, TappedModel)
     (target,) = targets(model, [item])
     assert len(target.answer_ids) > 1 and not target.first_token_only
-    assert_slow(model, [item], effective_batch(model, [target]))
+    assert_slow(model, [item], effective_batch(model, [target], spared=0))
 
 
 def test_a_looped_model_of_transformers() -> None:
@@ -168,11 +171,31 @@ def test_neither_batch_nor_memory_changes_a_row() -> None:
     assert len({len(target.prompt_ids) for target in prepared}) > 1
     whole = effective_batch(model, prepared)
     alone = pl.concat([effective_batch(model, [target]) for target in prepared])
-    small = effective_batch(model, prepared[:1], max_bytes=1, state_bytes=1)
+    small = effective_batch(model, prepared[:1], max_bytes=HELD_BYTES + 1_200_000, state_bytes=1)
     for name in MEASURES:
         assert whole[name].cast(float).to_list() == pytest.approx(alone[name].cast(float).to_list(), abs=1e-4), name
         few = whole[name][: small.height].cast(float).to_list()
         assert small[name].cast(float).to_list() == pytest.approx(few, abs=1e-4), name
+
+
+def test_states_that_are_held_keep_to_the_memory_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every place in which they are: contributions, skips, and the changes of later layers."""
+    made = items("follow", hops=(2,))
+    model = opened("looped", made)
+    held: list[int] = []
+    for place in ("contributions", "skips", "later"):
+        module = sys.modules[f"depthprobe.effective.{place}"]
+
+        def spied(*args: Any, own: Any = module.around, **options: Any) -> Any:  # type: ignore[attr-defined]
+            held.append(args[3])
+            return own(*args, **options)
+
+        monkeypatch.setattr(module, "around", spied)
+    effective_depth(model, made, max_bytes=200 << 20)
+    assert set(held) == {50 << 20} and len(held) >= 4
+    held.clear()
+    effective_depth(model, made)
+    assert set(held) == {STATE_BYTES}
 
 
 def test_batches_are_numbered_and_done_ones_left_out() -> None:
@@ -234,6 +257,38 @@ def test_bad_settings(given: dict[str, Any], text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"max_bytes": 0}, "max_bytes is 0: give a number of bytes"),
+        ({"max_bytes": -1}, "max_bytes is -1"),
+        ({"max_bytes": float("nan")}, "max_bytes is nan"),
+        ({"batch_size": 1.5}, "batch_size is 1.5"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"spared": True}, "spared is True"),
+        ({"spared": -1}, "spared is -1: give a whole number of at least 0"),
+        ({"skip_too_long": "no"}, "skip_too_long is 'no'"),
+        ({"chat": None}, "chat is None"),
+        ({"items": None}, "there are no items"),
+        ({"items": 3}, "a int is no item"),
+        ({"model": "follow-demo"}, "a str has no depth axis"),
+    ],
+)
+def test_odd_values_from_python(given: dict[str, Any], text: str) -> None:
+    made = items(hops=(1,))
+    call = {"model": opened("llama", made), "items": made} | given
+    with pytest.raises(UserError) as caught:
+        effective_depth(**call)
+    assert text in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    made = items(hops=(1,))
+    model = opened("llama", made)
+    odd = effective_depth(model, made[0], batch_size=np.int64(2), spared=np.int64(1), max_bytes=np.int64(1 << 28))
+    assert odd.frame.equals(effective_depth(model, made, batch_size=2, spared=1).frame)
+
+
 def test_bad_models_and_items() -> None:
     made = items(hops=(1,))
     model = opened("llama", made)
@@ -270,3 +325,13 @@ def test_parts_come_in_order() -> None:
     assert [part.depth for part in parts] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
     assert [part.site for part in parts].count("loop") == 3
     assert parts[3].entered == Coordinate(0, 1) and parts[6].entered == Coordinate(1, 2, "loop_state")
+
+
+@pytest.mark.parametrize(("kind", "spared"), [("llama", 1), ("looped", 0)])
+def test_the_first_token_is_spared_where_attention_may_rest_on_it(kind: str, spared: int) -> None:
+    made = items(hops=(2,))
+    model = opened(kind, made)
+    result = effective_depth(model, made)
+    assert result.spared == spared and ("spared" in repr(result)) == bool(spared)
+    assert result.frame.equals(effective_depth(model, made, spared=spared).frame)
+    assert not result.frame.equals(effective_depth(model, made, spared=1 - spared).frame)

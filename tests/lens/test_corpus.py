@@ -10,7 +10,9 @@ import pytest
 from tiny_models import depth_model, word_tokenizer
 
 from depthprobe.errors import UserError
-from depthprobe.lens.corpus import Document, open_corpus, token_rows
+from depthprobe.lens.corpus import Document, _side, open_corpus, token_rows
+from depthprobe.tasks.generate import Generator
+from depthprobe.tasks.items import Item
 from depthprobe.tasks.splits import split_of
 
 
@@ -33,13 +35,29 @@ def test_topics_that_are_held_out_share_no_block_with_the_others() -> None:
 
 
 @pytest.mark.parametrize("name", ["stories", "stories:follow", "stories:kinship"])
-def test_stories_are_of_their_split(name: str) -> None:
+def test_stories_are_of_their_split(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole chain of every story that is read: held out in the one half, seen in training in the other."""
+    made: dict[str, Item] = {}
+    story = Generator.story
+
+    def kept(self: Generator, number: int) -> list[Item]:
+        ladder = story(self, number)
+        made.update({item.text: max(ladder, key=lambda rung: rung.hops) for item in ladder})
+        return ladder
+
+    monkeypatch.setattr(Generator, "story", kept)
     corpus = open_corpus(name)
     assert corpus.license == "Apache-2.0"
     train, held = (list(islice(corpus.documents(split), 24)) for split in ("train", "heldout"))
     assert {d.text for d in train}.isdisjoint(d.text for d in held)
     assert len({d.group for d in held}) == 24
-    assert split_of(("son", "wife", "brother")) in ("train", "heldout")
+    for split, documents in (("train", train), ("heldout", held)):
+        for document in documents:
+            (item,) = (longest for text, longest in made.items() if document.text.startswith(f"{text} "))
+            assert len(item.chain_relations) == 6 and item.story_id == document.group
+            assert split_of(item.chain_relations) == split, document
+            follows = all(name in document.text for name in item.chain_people)
+            assert follows, "the document tells the chain"
 
 
 def test_files_are_cut_and_split(tmp_path: Path) -> None:
@@ -60,7 +78,7 @@ def test_files_are_cut_and_split(tmp_path: Path) -> None:
 def test_bad_texts(tmp_path: Path) -> None:
     assert "there is no such text (nowhere.txt)" in refusal("nowhere.txt")
     assert "no stories of 'chess'" in refusal("stories:chess")
-    assert "for training or for a test" in refusal("stories")
+    assert "for training or for a test" in refusal("stories") and "leave out --all" in refusal("stories")
     assert "holds no text" in refusal(str(tmp_path))
     (tmp_path / "a.md").write_text("x")
     assert "is no text" in refusal(str(tmp_path / "a.md"))
@@ -68,6 +86,24 @@ def test_bad_texts(tmp_path: Path) -> None:
     assert "a.jsonl, line 2" in refusal(str(tmp_path / "a.jsonl"))
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\xff")
     assert "cannot be read" in refusal(str(tmp_path / "a.txt"))
+
+
+def test_a_text_too_small_to_split_is_told(tmp_path: Path) -> None:
+    """Whichever side its one document falls to; how texts are cut is said, for that is what is to be mended."""
+    found: dict[bool, Path] = {}
+    for number in range(40):
+        path = tmp_path / f"{number}.txt"
+        path.write_text("One line of text.\n")
+        found.setdefault(bool(_side(f"{path.name}:0") == "train"), path)
+    trains, tests = found[True], found[False]
+    assert len(list(open_corpus(str(trains)).documents("train"))) == 1
+    said = refusal(str(trains), "heldout")
+    assert "the text is 1 document, of which none is held out: about one in five is" in said
+    said = refusal(str(tests), "train")
+    assert "the text is 1 document, of which none is left to train on: about one in five is held out" in said
+    assert f"({tests}): give more text; documents are cut at blank lines, 1000 characters or more each" in said
+    (tmp_path / "empty.txt").write_text("\n\n")
+    assert "there is no text in it" in refusal(str(tmp_path / "empty.txt"), "all")
 
 
 def test_documents_become_rows() -> None:

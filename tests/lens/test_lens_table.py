@@ -17,7 +17,7 @@ from depthprobe.analysis import analyse
 from depthprobe.depth import Capture, DepthModel
 from depthprobe.errors import UserError
 from depthprobe.halting import cdf, stopping_distribution
-from depthprobe.lens import Target, lens_batch, lens_rows, n_batches, prepare_items
+from depthprobe.lens import Target, lens_batch, lens_rows, n_batches, prepare_items, token_batch
 from depthprobe.tasks.generate import Generator
 from depthprobe.tasks.items import Item
 
@@ -274,3 +274,29 @@ def test_first_token_flag_follows_collisions() -> None:
     # both tokenizers cut father-in-law after father; the words stay apart by their later turns
     assert flags["bytes"].n_collisions > 0 and not flags["bytes"].first_token_only
     assert flags["words"].n_collisions > 0 and len(flags["words"].nodes) > 1
+
+
+@pytest.mark.parametrize("words", ["words", "bytes"])
+@pytest.mark.parametrize("kind", ["looped", "looped-ouro-coda"])
+@torch.no_grad()
+def test_behind_the_coda_a_loop_says_what_the_model_says_with_so_many_loops(kind: str, words: str) -> None:
+    made = items(stories=1)
+    model = depth_model(kind, tokenizer(words, made))
+    targets = prepare_items(model, made).targets
+    plain, coda = lens_batch(model, targets), lens_batch(model, targets, coda=True)
+    ends = pl.col("is_loop_end")
+    assert set(coda.filter(ends)["lens"]) == {"coda"} and set(coda.filter(~ends)["lens"]) == {"plain"}
+    assert coda.filter(~ends).drop("lens").equals(plain.filter(~ends).drop("lens"))
+    for target in targets:
+        rows = coda.filter(ends & (pl.col("item") == target.item.id))
+        for row in rows.iter_rows(named=True):
+            logits = model.model(torch.tensor([target.prompt_ids]), n_loops=row["loop"]).logits[0, -1]
+            logprobs = logits.double().log_softmax(-1)
+            assert row["target_logprob"] == pytest.approx(float(logprobs[target.answer_ids[0]]), abs=2e-5)
+            assert row["top1_id"] == int(logits.argmax())
+    depths = coda.filter(ends)["depth"].unique().to_list()
+    shown = token_batch(model, targets, coda=True).filter(pl.col("depth").is_in(depths))
+    last = shown.filter(pl.col("position") == pl.col("position").max().over("item")).sort("item", "depth")
+    assert last["top1"].to_list() == coda.filter(ends).sort("item", "depth")["top1"].to_list()
+    again = pl.concat([rows for _, rows in lens_rows(model, targets, 2, coda=True)])
+    assert (again["candidate_prob"] - coda["candidate_prob"]).abs().max() < 2e-5

@@ -212,3 +212,37 @@ def test_a_model_that_overflows_says_so() -> None:
     said = refusal(half, [4, 5, 6], "last")
     assert "the states of half overflow float16 (its largest number is 65504) (row 0, token 2, depth r1.l2)" in said
     assert "--dtype float32" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"positions": True}, "positions are no whole numbers but a bool True"),
+        ({"positions": [np.bool_(True)]}, "positions are no whole numbers"),
+        ({"positions": 1.5}, "positions are no whole numbers"),
+        ({"targets": True}, "targets are no whole numbers"),
+        ({"top_k": True}, "top_k is True: give a whole number of at least 1"),
+        ({"top_k": 2.0}, "top_k is 2.0: give a whole number of at least 1"),
+        ({"top_k": 0}, "top_k is 0: give a whole number of at least 1"),
+        ({"coordinates": 4}, "coordinates is 4: take them from"),
+        ({"coordinates": "r1.l1"}, "coordinates is 'r1.l1': take them from"),
+        ({"coordinates": [(1, 1)]}, "is no Coordinate (coordinates)"),
+        ({"coordinates": []}, "coordinates are empty"),
+        ({"chat": "yes"}, "chat is 'yes': give True or False"),
+        ({"lens": None}, "there is no lens 'None'"),
+        ({"side": 1}, "side is 1"),
+        ({"lens": "tuned", "tuned": 5}, "a int is no tuned lens (tuned)"),
+    ],
+)
+def test_odd_values_from_python(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        logit_lens(depth_model("llama"), [4, 5, 6], **options)
+    assert text in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_numbers_of_other_libraries_and_one_coordinate() -> None:
+    model = depth_model("llama")
+    odd = logit_lens(model, np.array([4, 5, 6]), np.int64(-1), np.int64(2), np.int64(7), coordinates=model.axis[1])  # type: ignore[arg-type]
+    plain = logit_lens(model, [4, 5, 6], [-1], 2, [7], coordinates=[model.axis[1]])
+    assert odd.depths == plain.depths and torch.equal(odd.top_probs, plain.top_probs)
+    assert odd.target_ranks is not None and torch.equal(odd.target_ranks, plain.target_ranks)  # type: ignore[arg-type]

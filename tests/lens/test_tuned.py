@@ -16,7 +16,7 @@ from tiny_models import VOCABULARY, depth_model, module, word_tokenizer
 from depthprobe.depth import Capture, Coordinate, DepthModel, wrap
 from depthprobe.errors import UserError
 from depthprobe.lens import Recipe, TunedLens, logit_lens, train_tuned
-from depthprobe.lens.tuned import head_digest
+from depthprobe.lens.tuned import _checksum, head_digest
 from depthprobe.lens.tuned_kl import divergences
 from depthprobe.lens.tuned_train import Trainer, captured, kl_slope
 
@@ -200,12 +200,12 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     lens = TunedLens.identity(model)
     lens.save(path)
     tensors = load_file(path)
-    header = {"format": "depthprobe-tuned-lens", "version": 1, "model": "llama", "width": 32, "head": lens.head,
+    header = {"format": "depthprobe-tuned-lens", "version": 2, "model": "llama", "width": 32, "head": lens.head,
               "coordinates": [list(c) for c in lens.coordinates], "about": {}}  # fmt: skip
 
     def written(tensors: dict[str, torch.Tensor], **changed: Any) -> str:
-        other = tmp_path / "b.safetensors"
-        save_file(tensors, other, metadata={"depthprobe": json.dumps(header | changed)})
+        other, told = tmp_path / "b.safetensors", header | {"sha256": "0" * 64} | changed
+        save_file(tensors, other, metadata={"depthprobe": json.dumps(told)})
         return refusal(TunedLens.load, other, model)
 
     assert "there is no such tuned lens" in refusal(TunedLens.load, tmp_path / "none.safetensors", model)
@@ -214,13 +214,37 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     assert "'weight' of the tuned lens is (2, 32, 32)" in written({**tensors, "weight": tensors["weight"][:2].clone()})
     assert "in float16" in written({**tensors, "bias": tensors["bias"].half()})
     assert "not finite" in written({**tensors, "bias": tensors["bias"] + torch.inf})
-    assert "version 2" in written(tensors, version=2)
+    for version in (1, 3):  # the first had no checksum
+        said = written(tensors, version=version)
+        assert f"version {version}, and this" in said and "train it again with `depthprobe lens train`" in said
     assert "header of the tuned lens is damaged" in written(tensors, coordinates=[[1]])
-    assert "depths" in written(tensors, coordinates=[[1, 1, "embed"], [1, 2, "embed"], [1, 3, "embed"]])
+    other = [[1, 1, "embed"], [1, 2, "embed"], [1, 3, "embed"]]
+    assert "its checksum is" in written(tensors, coordinates=other)  # not even the header may be another
+    checksum = _checksum(header | {"coordinates": other}, tensors)
+    assert "depths" in written(tensors, coordinates=other, sha256=checksum)
+    save_file(tensors, tmp_path / "d.safetensors", metadata={"depthprobe": json.dumps(header)})
+    assert "header of the tuned lens is damaged" in refusal(TunedLens.load, tmp_path / "d.safetensors")
     save_file(tensors, tmp_path / "c.safetensors")
     assert "is not a tuned lens" in refusal(TunedLens.load, tmp_path / "c.safetensors")
     path.write_bytes(path.read_bytes()[:200])
     assert "cannot be read" in refusal(TunedLens.load, path)
+
+
+def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path: Path) -> None:
+    """In the smallest bit of a value, too, where the lens stays finite and of its shape."""
+    model, path = depth_model("llama"), tmp_path / "a.safetensors"
+    randomised(model).save(path)
+    whole = path.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")
+    for place in (start, start + 4 * 500, len(whole) - 4):  # the lowest byte of a float32
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        said = refusal(TunedLens.load, path, model)
+        assert "the tuned lens is damaged: its checksum is" in said and str(path) in said and "train it again" in said
+    name = whole.index(b"llama")
+    path.write_bytes(whole[:name] + b"Llama" + whole[name + 5 :])
+    assert "its checksum is" in refusal(TunedLens.load, path)
+    path.write_bytes(whole)
+    TunedLens.load(path, model)
 
 
 def test_options_that_say_nothing_are_refused() -> None:
@@ -231,6 +255,7 @@ def test_options_that_say_nothing_are_refused() -> None:
     assert "lens 'coda' takes no tuned lens" in refusal(logit_lens, model, [4, 5], lens="coda", tuned=lens)
     some = logit_lens(model, [4, 5], lens="tuned", tuned=lens, coordinates=model.axis[2:4])
     assert some.depths == (*model.axis[2:4], model.axis[-1])
+    assert "a int is no tuned lens" in refusal(logit_lens, model, [4, 5], lens="tuned", tuned=5)
     assert "has no depth r1.l9" in refusal(lens, torch.zeros(32), Coordinate(1, 9))
     assert "32 wide and the state 8" in refusal(lens, torch.zeros(8), model.axis[0])
 

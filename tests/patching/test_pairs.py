@@ -91,7 +91,7 @@ def test_a_given_donor_is_patched_and_the_result_shows_itself() -> None:
     assert by.filter(pl.col("role") == "changed_word")["n"].to_list() == [1] * len(model.axis)
     html = whole._repr_html_()
     assert "<table>" in html and "changed_word" in html
-    assert whole.engine in ("suffix", "hooks") and whole.flops > 0
+    assert whole.engines <= {"suffix", "hooks"} and whole.engines and whole.flops > 0
 
 
 @pytest.mark.slow

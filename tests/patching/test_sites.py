@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from worlds import opened
+from typing import Any
 
+import polars as pl
+import pytest
+import torch
+from worlds import opened, with_donor
+
+import depthprobe
 from depthprobe.depth import Coordinate
 from depthprobe.errors import UserError
 from depthprobe.patching import offered_sites, places
@@ -41,6 +46,42 @@ def test_spans() -> None:
     assert later[Coordinate(0, 1)] == (Coordinate(0, 1),) and later[Coordinate(4, 1)] == (Coordinate(4, 1),)
 
 
+@pytest.mark.parametrize("kind", ["looped", "looped-ouro", "looped-ouro-coda"])
+@pytest.mark.parametrize("site", ["resid_post", "resid_pre", "loop_state"])
+def test_at_chooses_where_spans_start_and_not_where_they_end(kind: str, site: str) -> None:
+    model = opened(kind)
+    options: dict[str, Any] = {"sites": site, "span": ["one", "later", "window"], "window": 2}
+    whole = Plan.of(model, **options).patches
+    ends = {tuple(place.coordinate[:2]) for place in places(model, site)} - {
+        tuple(patch.place.coordinate[:2]) for patch in whole if patch.span == "window"
+    }
+    reached: set[str] = set()
+    for place in places(model, site):
+        loop, layer, _ = place.coordinate
+        if (loop, layer) in ends:
+            with pytest.raises(UserError, match=f"a window of 2 does not fit behind loop {loop}, layer {layer}"):
+                Plan.of(model, **options, at=(loop, layer))
+            continue
+        wanted = tuple(patch for patch in whole if tuple(patch.place.coordinate[:2]) == (loop, layer))
+        assert Plan.of(model, **options, at=(loop, layer)).patches == wanted
+        reached |= {patch.span for patch in wanted if len(patch.coordinates) > 1}
+    assert reached == {"later", "window"}
+
+
+def test_rows_of_some_depths_are_those_of_the_whole_sweep() -> None:
+    model = opened("looped")
+    item = with_donor(model, "follow")
+    options: dict[str, Any] = {
+        "span": ["later", "window"], "window": 3, "controls": False, "positions": ["changed_word", "last"],
+    }  # fmt: skip
+    few = depthprobe.causal_patch(model, item, at=[(1, 2), (2, 1)], **options).frame
+    whole = depthprobe.causal_patch(model, item, **options).frame
+    same = whole.filter((pl.col("loop") * 10 + pl.col("layer")).is_in([12, 21]))
+    assert few.height == same.height == 8 and few["window"].to_list() == same["window"].to_list()
+    torch.testing.assert_close(few["ld_patched"].to_torch(), same["ld_patched"].to_torch(), rtol=1e-5, atol=1e-5)
+    assert few["ld_patched"].n_unique() > 3
+
+
 def test_some_depths_alone() -> None:
     assert [p.coordinate for p in places(opened("looped"), "resid_post", [(0, 0), (2, 1)])] == [
         Coordinate(0, 0, "embed"), Coordinate(2, 1),
@@ -59,7 +100,7 @@ def test_some_depths_alone() -> None:
         ({"span": "window", "window": 9}, "a window of 9 does not fit 4 places"),
         ({"window": 2}, "a window of 2 says nothing without span 'window'"),
         ({"kinds": "noise"}, "there is no 'noise'"),
-        ({"directions": ()}, "there is no ''"),
+        ({"directions": ()}, "no directions are asked for: name one"),
         ({"position": "some"}, "there is no 'some'"),
         ({"positions": "first"}, "there is no role 'first'"),
         ({"positions": ()}, "no positions are asked for"),

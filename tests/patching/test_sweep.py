@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import polars as pl
 import pytest
 import torch
+from tiny_models import depth_model
 from torch import Tensor
-from worlds import items, opened, subject, targets, with_donor
+from worlds import items, opened, subject, targets, tokenizer, with_donor
 
 import depthprobe
-from depthprobe.depth import Coordinate
+from depthprobe.depth import Coordinate, DecoderModel, suffix_memory
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.errors import UserError
 from depthprobe.lens import lens_batch
 from depthprobe.lens.targets import Target
-from depthprobe.patching import places
+from depthprobe.patching import part_cost, patching_rows, places, prepare_patching
 from depthprobe.patching import subjects as sought
 from depthprobe.patching import sweep as sweeping
-from depthprobe.patching.probe import CUT_ROLES, pair_roles
+from depthprobe.patching.probe import CUT_ROLES, Plan, bases, pair_roles
 from depthprobe.patching.scores import Tally
 from depthprobe.patching.sweep import sweep
 
@@ -69,9 +71,7 @@ def answer_logprob(
     for length, token in enumerate(path):
         behind = path[:length]
         at = [*tokens, *range(end, end + length)] if end - 1 in tokens else list(tokens)
-        theirs = model.capture(
-            torch.tensor([[*source.prompt_ids, *behind]]), positions="all", coordinates=coordinates
-        )
+        theirs = model.capture(torch.tensor([[*source.prompt_ids, *behind]]), positions="all", coordinates=coordinates)
         put = {c: (at, theirs.states[c][0][at]) for c in coordinates}
         logits = logits_of(model, (*target.prompt_ids, *behind), put)
         total += float(logits[-1].log_softmax(-1)[token])
@@ -105,9 +105,7 @@ def test_whole_answers_against_plain_forwards(kind: str, words: str, task: str) 
         if row["direction"] == "item_to_donor":
             into, source, own, other = source, into, other, own
         coordinate = next(p.coordinate for p in places(model, row["site"]) if p.depth == row["depth"])
-        got = [
-            answer_logprob(model, into, source, word, (coordinate,), roles[row["role"]]) for word in (own, other)
-        ]
+        got = [answer_logprob(model, into, source, word, (coordinate,), roles[row["role"]]) for word in (own, other)]
         clean = [answer_logprob(model, into, into, word, (coordinate,), ()) for word in (own, other)]
         there = [answer_logprob(model, source, source, word, (coordinate,), ()) for word in (own, other)]
         assert row["ld_patched"] == pytest.approx(got[0] - got[1], rel=1e-4, abs=1e-4)
@@ -163,8 +161,11 @@ def test_branches_are_run_only_while_they_can_win() -> None:
     model = opened("llama", "byte")
     target = targets(model, items(n=1, hops=(2,)))[0]
     tally = Tally(target, [target.answer], 2)
-    assert len(target.nodes) > 2 and all(run in tally.first_runs or run == () for run in tally.first_runs)
-    opened_runs = []
+    # the answer alone is run with all cells: whole, and not once for each of its beginnings
+    path = target.paths[target.answer]
+    assert len(target.nodes) > 2 and len(path) > 1 and tally.first_runs == (path[:-1],)
+    assert tally.contexts(path[:-1])[0] == () and set(tally._asked) <= set(tally.contexts(path[:-1]))
+    opened_runs: list[tuple[int, ...]] = []
     generator = torch.Generator().manual_seed(0)
     states = {c: torch.randn(2, model.width, generator=generator) for c in [(), *(n.suffix for n in target.nodes)]}
 
@@ -253,6 +254,62 @@ def test_a_cut_against_a_mask() -> None:
     assert set(result.knockout["role"]) == set(CUT_ROLES)
 
 
+@pytest.mark.parametrize("engine", ["suffix", "hooks"])
+def test_only_what_was_asked_for_is_counted(engine: str) -> None:
+    model = opened("llama")
+    item = with_donor(model, "follow")
+    options: dict[str, Any] = {"at": (0, 0), "controls": False, "engine": engine}
+    one = depthprobe.causal_patch(model, item, positions="changed_word", **options)
+    assert (one.n_cells, one.n_run, one.n_filled) == (1, 1, 0)
+    # the last token is the same word in both stories
+    none = depthprobe.causal_patch(model, item, positions="last", **options)
+    assert (none.n_cells, none.n_run, none.n_filled) == (1, 0, 1)
+    # two oracles a pair, which are run and counted in flops alone
+    assert none.flops > 0 and one.engines == none.engines == {engine}
+
+
+def test_a_model_to_which_all_stories_are_one_is_counted_too() -> None:
+    """There the last token's oracle does not run."""
+    model = depth_model("llama", tokenizer("word"))
+    assert isinstance(model, TappedModel)
+    with torch.no_grad():
+        for n in range(3):
+            model.model.get_submodule(f"model.layers.{n}.self_attn.o_proj").weight.zero_()
+    result = depthprobe.causal_patch(model, with_donor(model, "follow"), controls=False, positions="changed_word")
+    assert (result.n_cells, result.n_run, result.n_filled) == (4, 3, 1)
+
+
+def test_answers_of_several_tokens_are_counted_as_often_as_they_run() -> None:
+    model = opened("llama", "byte")
+    asked = items(n=2)
+    result = depthprobe.causal_patch(model, asked)
+    assert result.n_run + result.n_filled > result.n_cells and result.n_run
+
+
+def test_all_engines_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the first item alone."""
+    resume, calls = TappedModel.resume, [0]
+
+    def changing(self: TappedModel, *args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        return resume(self, *args, **options | {"engine": "suffix" if calls[0] == 1 else "hooks"})
+
+    monkeypatch.setattr(TappedModel, "resume", changing)
+    result = depthprobe.causal_patch(opened("llama"), items("follow", n=3), controls=False, positions="last")
+    assert result.donors["item"].n_unique() > 1 and result.engines == {"suffix", "hooks"}
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 0.05), (torch.float16, 0.01)])
+def test_nothing_is_divided_by_the_rounding_of_half_precision(dtype: torch.dtype, least: float) -> None:
+    model, asked = opened("llama"), items("follow", n=6)
+    half = DecoderModel(deepcopy(model.model).to(dtype), model.tokenizer, "half")
+    exact, found = (depthprobe.causal_patch(m, asked, positions="changed_word").frame for m in (model, half))
+    apart = (found["ld_clean"] - found["ld_donor"]).abs()
+    assert found["effect"].is_not_null().to_list() == (apart > least).to_list()
+    assert exact["effect"].null_count() == 0 and 0 < apart.min() < 0.05 < apart.max()  # type: ignore[operator]
+    assert (exact["effect"] - found["effect"]).abs().max() < 0.6  # type: ignore[operator]
+
+
 def test_a_small_memory_splits_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     model = opened("llama", "byte")
     asked = items(n=1, hops=(2,))
@@ -265,9 +322,73 @@ def test_a_small_memory_splits_the_sweep(monkeypatch: pytest.MonkeyPatch) -> Non
         run(self, specs, *args, **options)
 
     monkeypatch.setattr(sweeping._One, "run", counted)
-    split = depthprobe.causal_patch(model, asked, sites=("resid_post", "mlp_out"), max_bytes=60_000)
+    monkeypatch.setattr(suffix_memory, "HELD_BYTES", 0)
+    monkeypatch.setattr(sweeping, "_SHARE", 0.03)
+    split = depthprobe.causal_patch(model, asked, sites=("resid_post", "mlp_out"), max_bytes=500_000)
     assert len(calls) > 5 and max(calls) < whole.n_cells / 2
     for name in ("ld_patched", "p_answer"):
         torch.testing.assert_close(whole.frame[name].to_torch(), split.frame[name].to_torch(), rtol=1e-4, atol=1e-4)
     with pytest.raises(UserError, match=r"one cell .* needs .* are allowed \(max_memory\)"):
         depthprobe.causal_patch(model, asked, max_bytes=1000)
+
+
+def test_a_part_holds_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States of the sources that its cells need, where they need them, and the values: with a continuation too."""
+    model = opened("llama", "byte")
+    item = with_donor(model, "follow", hops=1, control=True)
+    one = subject(model, item)
+    asked, _ = bases(model, Plan.of(model), one)
+    base = asked[0]
+    assert len(base.sources) > 1 and len(base.target.answer_ids) > 1
+    held: list[int] = []
+    states, resume = sweeping._One._states, TappedModel.resume
+
+    def captured(self: Any, *args: Any) -> Any:
+        found = states(self, *args)
+        held[-1] += sum(state.nbytes for state in found.values())
+        return found
+
+    def resumed(self: Any, ids: Tensor, cells: Any, at: Any, *args: Any, **options: Any) -> Any:
+        held[-1] += sum(edit.value.nbytes for cell in cells for edit in cell.edits)
+        held.append(0)
+        return resume(self, ids, cells, at, *args, **options)
+
+    monkeypatch.setattr(sweeping._One, "_states", captured)
+    monkeypatch.setattr(TappedModel, "resume", resumed)
+    monkeypatch.setattr(suffix_memory, "HELD_BYTES", 0)
+    monkeypatch.setattr(sweeping, "_SHARE", 0.02)
+    length = len(base.target.prompt_ids) + max(map(len, base.target.paths))
+    share = (2 * len(base.sources) + 2) * length * model.width * 4
+    held.append(0)
+    done = sweep(model, base.target, base.numbers, base.sources, base.specs, max_bytes=share * 50)
+    assert len(held) > 3 and max(held) <= share
+    whole = sweep(model, base.target, base.numbers, base.sources, base.specs, max_bytes=PLENTY)
+    for word in base.numbers:
+        torch.testing.assert_close(done.tally.logprob(word), whole.tally.logprob(word), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("max_bytes", [3_000_000, PLENTY])
+def test_a_dry_run_plans_the_sweeps_that_run(max_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = opened("llama")
+    monkeypatch.setattr(suffix_memory, "HELD_BYTES", 0)
+    monkeypatch.setattr(sweeping, "_SHARE", 0.02)
+    work = prepare_patching(model, targets(model, items("follow", n=2)), max_bytes=max_bytes)
+    calls: dict[str, list[Any]] = {"plan_resume": [], "resume": []}
+    for name, seen in calls.items():
+        plain = getattr(TappedModel, name)
+
+        def spied(self: Any, ids: Any, cells: Any, at: Any = None, *args: Any, own: Any = plain, seen: Any = seen,
+                  **options: Any) -> Any:  # fmt: skip
+            what = [[(e.coordinate, e.positions) for e in cell.edits] + list(cell.cuts) for cell in cells]
+            seen.append((list(ids), what, at, options["max_bytes"]))
+            return own(self, ids, cells, at, *args, **options)
+
+        monkeypatch.setattr(TappedModel, name, spied)
+    cost = part_cost(work, 0)
+    list(patching_rows(work, done=range(1, work.n_parts)))
+    assert calls["plan_resume"] == calls["resume"]
+    sweeps = len(calls["resume"])
+    if max_bytes == PLENTY:  # one for the item and one for each donor; what is told is what they take, not the limit
+        assert sweeps == 1 + len(work.subjects.found[0].pairs) and cost.bytes < PLENTY / 10
+    else:
+        assert sweeps > 1 + len(work.subjects.found[0].pairs) and max_bytes / 10 < cost.bytes <= max_bytes

@@ -14,9 +14,9 @@ import pytest
 from tiny_saved import save_model
 
 import depthprobe
+from depthprobe import files
 from depthprobe.errors import UserError
 from depthprobe.pipeline import AnalyzeResult, questions
-from depthprobe.runs import files
 
 SMALL: dict[str, Any] = {"hops": "1-3", "n": 5, "batch_size": 6, "resamples": 100}
 

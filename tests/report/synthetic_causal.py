@@ -24,7 +24,7 @@ _DONORS = {
     "follow": (("relation", False, 0.8), ("name", False, 1.0), ("distractor_name", True, 0.05)),
 }
 EFFECTS = ("donors", "patching", "patching_by_role", "windows", "window_slopes")
-CUTS = ("knockout", "knockout_by_depth")
+CUTS = ("knockout", "knockout_by_depth", "knockout_slopes")
 SKIPS = ("effective", "effective_by_hops", "effective_depths", "effective_slopes")
 
 
@@ -62,6 +62,7 @@ def add_causal(
         "window_slopes": _window_slopes(windows),
         "knockout": knockout,
         "knockout_by_depth": _by_depth(knockout),
+        "knockout_slopes": analysis.knockout_slopes_table(knockout, resamples=200),
         "effective": effective,
         **told,
     }

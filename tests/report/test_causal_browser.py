@@ -137,6 +137,30 @@ def test_nothing_is_wider_than_the_screen(browser: Any, pages: dict[str, Path], 
     page.context.close()
 
 
+def test_a_long_tick_label_moves_its_title(browser: Any, pages: dict[str, Path]) -> None:
+    """ "0.0006" is wider than the margin of the others."""
+    page, _ = open_page(browser, pages["causal"])
+    left, right = page.evaluate(
+        """async () => {
+          const plot = document.getElementById("plot-follow-skip-kl");
+          await Plotly.relayout(plot, {"yaxis.range": [0, 0.0008]});
+          const boxes = [...plot.querySelectorAll(".ytick text")].map((e) => e.getBoundingClientRect().left);
+          return [Math.min(...boxes), plot.querySelector(".ytitle").getBoundingClientRect().right];
+        }"""
+    )
+    assert right <= left
+    page.context.close()
+
+
+@pytest.mark.parametrize("width", [700, 1280])
+def test_the_measures_of_the_verdict_have_room(browser: Any, pages: dict[str, Path], width: int) -> None:
+    page, _ = open_page(browser, pages["causal"], width=width)
+    heads = page.locator("#depth tbody th")
+    assert min(heads.nth(i).bounding_box()["width"] for i in range(heads.count())) > 150
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.context.close()
+
+
 def _patched(browser: Any, pages: dict[str, Path], item: str, **options: Any) -> tuple[Any, Any]:
     page, watch = open_page(browser, pages["causal"], fragment=f"#item={item}", **options)
     page.locator("#item-views [value=patching]").click()

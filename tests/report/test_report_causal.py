@@ -16,6 +16,7 @@ from synthetic import layers_axis, looped_axis, write_run
 from synthetic_causal import CUTS, EFFECTS, SKIPS, add_causal
 
 from depthprobe import analysis, report
+from depthprobe.analysis.windows import patching_tables
 from depthprobe.errors import UserError
 from depthprobe.report import Figure, Task, read_run, render
 from depthprobe.report.causal import causal_blocks
@@ -205,6 +206,31 @@ def test_effects_that_are_not_told(small_run: Path, tmp_path: Path) -> None:
     render(run)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_task_without_windows_says_so(tmp_path: Path) -> None:
+    """Beside a task that has them: in the block, in the words on top, in Markdown."""
+    folder = add_causal(
+        write_run(tmp_path / "run", looped_axis(4), hops=(1, 2), n_stories=3, gate=False), names=(*EFFECTS, *CUTS),
+        n_positioned=0,
+    )  # fmt: skip
+    patching = _table(folder, "patching").with_columns(both_right=pl.col("task") == "follow")
+    knockout = _table(folder, "knockout")
+    for name, table in patching_tables({"patching": patching, "knockout": knockout}, _axis(folder)).items():
+        table.write_parquet(folder / "tables" / f"{name}.parquet")
+    run = read_run(folder)
+    n = patching.filter(pl.col("task") == "kinship", ~pl.col("control")).select("item", "donor_kind").n_unique()
+    why = f"No windows: the model answers none of {n} pairs right on both stories"
+    own, other = (
+        next(b for b in causal_blocks(run, run.task(name)) if b.title.startswith("When has the information moved"))
+        for name in ("kinship", "follow")
+    )
+    assert own.after == f"{why}." and own.table is None and not own.figures
+    assert other.table is not None and other.figures and "No windows" not in other.after
+    words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", render(run).split("<script")[0]))
+    assert f"{why}, so this is not told: the patching window&#39;s destination and the" in words
+    assert f"kinship**: {why}." in report.causal_markdown(run)
+
+
 def test_a_wide_map_leaves_out_the_rarer_options(tmp_path: Path) -> None:
     sites = ("resid_post", "attn_out", "mlp_out", "resid_pre", "loop_state")
     axis = layers_axis(70)
@@ -230,6 +256,33 @@ def test_the_page_says_by_which_measure(causal_run: Path, deep_causal_run: Path)
     assert f"{row['n_pairs']} pairs, right on both stories" in words
     few = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", render(_run(deep_causal_run)).split("<script")[0]))
     assert "is not told by any measure" in few and "too few clusters (8 of 50)" in few
+
+
+def test_windows_say_where_each_end_is_patched(causal_run: Path, tmp_path: Path) -> None:
+    """A sweep that has what blocks read tells the source there, first of all, and says so."""
+    run = shutil.copytree(causal_run, tmp_path / "run")
+    windows = _table(run, "windows")
+    post = (pl.col("site") == "resid_post") & (pl.col("end") == "source")
+    pre = windows.filter(post).with_columns(site=pl.lit("resid_pre"), depth_crossed=pl.col("depth_crossed") + 1)
+    pl.concat([windows, pre]).write_parquet(run / "tables" / "windows.parquet")
+    task = _task(run)
+    for figure in report.windows_by_hops(task):
+        name = figure.choices[0].options[0][1]
+        assert name == "source: residual before a block; destination: residual after a block"
+        shown = [row for row, when in zip(figure.grid.rows, figure.grid.when, strict=True) if when["site"] == "own"]
+        assert {row[1:3] for row in shown} == {
+            ("source: changed word", "residual before a block"), ("destination: last token", "residual after a block"),
+        }  # fmt: skip
+        assert "patched" in figure.sheet.columns
+    crossing = report.windows_by_hops(task)[0]
+    for end, frame in (("source", pre), ("destination", windows.filter(pl.col("site") == "resid_post"))):
+        means = frame.filter(pl.col("end") == end).group_by("hops").agg(pl.col("depth_crossed").mean()).sort("hops")
+        line = next(t for t in _traces(crossing, site="own") if t["visible"] and end in t["hovertext"][0])
+        assert line["y"] == pytest.approx(means["depth_crossed"].to_list(), rel=1e-5)
+    page = render(_run(run))
+    assert "paired by story (source: residual before a block; destination: residual after a block)" in page
+    assert "would have the old word back" in page
+    assert "source at resid_pre, destination at resid_post" in report.causal_markdown(_run(run))
 
 
 def test_markdown_has_windows_and_knockout(causal_run: Path, looped_run: Path) -> None:

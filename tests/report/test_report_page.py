@@ -29,6 +29,7 @@ from depthprobe.report import (
 )
 from depthprobe.report.palette import THEMES
 from depthprobe.report.sections import section
+from depthprobe.report.text import percent
 
 _VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -243,6 +244,20 @@ def test_best_shortcut_of_each_hops_is_starred(looped_run: Path) -> None:
     assert stars == [1] * 6
 
 
+def test_chance_stands_beside_accuracy(looped_run: Path, small_run: Path) -> None:
+    for folder, name in ((looped_run, "kinship-accuracy"), (looped_run, "kinship-shortcuts")):
+        figure = next(figure for figure in _figures(folder) if figure.id == name)
+        (row,) = (row for row in figure.grid.rows if row[0].startswith("chance"))
+        items = pl.read_parquet(folder / "tables" / "items.parquet").filter(pl.col("task") == "kinship")
+        share = 1 / len(items["candidates"][0])
+        assert row[1:] == (percent(share),) * 6 and f"Chance: {percent(share)}" in figure.alt
+    rings = next(t for t in _spec(looped_run, "kinship-shortcuts")["data"] if t["marker"]["symbol"] == "circle-open")
+    assert rings["x"] == pytest.approx([share] * 6)
+    assert "chance" in next(figure for figure in _figures(looped_run) if figure.id == name).csv()
+    bare = next(figure for figure in _figures(small_run) if figure.id.endswith("-accuracy"))
+    assert bare.grid.rows[-1][0].startswith("chance")
+
+
 def test_rungs_keep_their_colours_over_tasks(looped_run: Path) -> None:
     def colours(name: str) -> dict[int, str]:
         lines = [t for t in _spec(looped_run, name)["data"] if "markers" in t["mode"]]
@@ -250,6 +265,17 @@ def test_rungs_keep_their_colours_over_tasks(looped_run: Path) -> None:
 
     assert colours("kinship-p-correct") == colours("follow-p-plausible")
     assert colours("kinship-p-correct")[3] == "var(--hop-3)"
+
+
+def test_the_page_says_through_what_a_depth_is_read(deep_run: Path, tmp_path: Path) -> None:
+    plain = render(read_run(deep_run))
+    assert "own final norm and head (the logit lens)" in plain and "--lens coda reads that" in plain
+    run = _copy(deep_run, tmp_path)
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["config"]["lens"] = "coda"
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    coda = render(read_run(run))
+    assert "the coda lens" in coda and "all tokens stop there" in coda and "--lens coda reads that" not in coda
 
 
 def test_write_report_leaves_one_file(looped_run: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from depthprobe.report.panels.patching import controls_beside_donors, patching_m
 from depthprobe.report.panels.probabilities import probability_curves
 from depthprobe.report.panels.settling import settling_strips
 from depthprobe.report.panels.tokens import patched_tokens
-from depthprobe.report.panels.windows import windows_by_hops
+from depthprobe.report.panels.windows import no_windows, windows_by_hops
 
 __all__ = [
     "accuracy_beside_shortcuts",
@@ -25,6 +25,7 @@ __all__ = [
     "knockout_curves",
     "later_layers",
     "layers_within_loops",
+    "no_windows",
     "output_reached",
     "patched_tokens",
     "patching_map",

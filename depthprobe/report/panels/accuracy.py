@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
@@ -16,17 +17,19 @@ __all__ = ["accuracy_beside_shortcuts", "accuracy_by_depth"]
 
 #: Up to so many depths a cell is wide enough for its number on a phone.
 _LABELLED = 14
+_CHANCE = "chance (any candidate)"
 _SHOWN = ("rule", "accuracy", "low", "high", "n")
 
 
 def accuracy_by_depth(task: Task) -> Figure:
-    """Heat map of accuracy, hops × depth."""
-    rows = [task.accuracy_of[k] for k in task.hops]
+    """Heat map of accuracy, hops × depth; its table ends in chance."""
+    rows, chance = [task.accuracy_of[k] for k in task.hops], task.chance()
     n_depths = len(task.axis.coordinates)
     hover = [
         [
             f"k = {k}, {task.axis.long(r['depth'])}<br><b>{percent(r['accuracy'])}</b> right "
-            f"(95 % interval {percent_interval(r['low'], r['high'])})<br>{r['n']} questions"
+            f"(95 % interval {percent_interval(r['low'], r['high'])})<br>{r['n']} questions; "
+            f"chance {percent(chance[k])}"
             for r in df.iter_rows(named=True)
         ]
         for k, df in zip(task.hops, rows, strict=True)
@@ -62,7 +65,7 @@ def accuracy_by_depth(task: Task) -> Figure:
             ),
         },
         alt="Heat map: share of questions whose right candidate leads, rows by hops, columns by depth. "
-        "At the last depth: " + _listed(final) + ".",
+        f"At the last depth: {_listed(final)}. Chance: {_of_hops(chance)}.",
         grid=Grid(
             ("depth", *(f"k = {k}" for k in task.hops)),
             tuple(
@@ -75,7 +78,8 @@ def accuracy_by_depth(task: Task) -> Figure:
                     ),
                 )
                 for depth in range(n_depths)
-            ),
+            )
+            + ((_CHANCE, *(percent(chance[k]) for k in task.hops)),),
             "accuracy",
         ),
         sheet=task.accuracy.select("task", "hops", "depth", "loop", "layer", "accuracy", "low", "high", "n"),
@@ -84,11 +88,11 @@ def accuracy_by_depth(task: Task) -> Figure:
 
 
 def accuracy_beside_shortcuts(task: Task) -> Figure | None:
-    """Dot plot: full-depth accuracy, the best shortcut and the others; None if the run has no shortcuts."""
+    """Dot plot: full-depth accuracy, chance, the best shortcut and the others; None if the run has no shortcuts."""
     if not task.shortcuts.height:
         return None
     row_of = {k: i for i, k in enumerate(task.hops)}
-    final, best = task.final(), task.best_shortcuts()
+    final, best, chance = task.final(), task.best_shortcuts(), task.chance()
     rest = task.shortcuts.join(best.select("hops", "shortcut"), on=["hops", "shortcut"], how="anti")
 
     def points(df: pl.DataFrame, name: str | None, shift: float, **own: Any) -> dict[str, Any]:
@@ -112,6 +116,13 @@ def accuracy_beside_shortcuts(task: Task) -> Figure | None:
         return error_bar(list(df.select("accuracy", "low", "high").iter_rows()), token)
 
     data = [
+        {
+            "type": "scatter", "mode": "markers",
+            "x": [chance[k] for k in task.hops], "y": [row_of[k] for k in task.hops],
+            "marker": {"symbol": "circle-open", "size": 9, "color": "var(--soft)", "line": {"width": 1.6}},
+            "cliponaxis": False, "hoverinfo": "text",
+            "hovertext": [f"k = {k}: {_CHANCE}<br><b>{percent(chance[k])}</b> right" for k in task.hops],
+        },
         points(
             rest, None, 0.0,
             marker={"symbol": "line-ns", "size": 11, "line": {"width": 1.6, "color": "var(--other)"}},
@@ -149,6 +160,7 @@ def accuracy_beside_shortcuts(task: Task) -> Figure | None:
         text = f"{percent(r['accuracy'])} ({percent_interval(r['low'], r['high'])})"
         return f"{text} ★" if leader[k] == name else text
 
+    luck = (_CHANCE, *(percent(chance[k]) for k in task.hops))
     model_row = ("the model at full depth", *(_with_interval(r) for r in final.iter_rows(named=True)))
     return Figure(
         id=f"{task.slug}-shortcuts",
@@ -168,22 +180,27 @@ def accuracy_beside_shortcuts(task: Task) -> Figure | None:
             f"{percent(r['accuracy'])} at k = {r['hops']} ({shortcut_name(r['shortcut'])})"
             for r in best.iter_rows(named=True)
         )
-        + ".",
+        + f". Chance: {_of_hops(chance)}.",
         grid=Grid(
             ("★ best shortcut", *(f"k = {k}" for k in task.hops)),
-            (model_row, *((shortcut_name(name), *(shown(k, name) for k in task.hops)) for name in names)),
+            (model_row, luck, *((shortcut_name(name), *(shown(k, name) for k in task.hops)) for name in names)),
             "shortcuts",
         ),
         sheet=pl.concat(
             [
                 final.with_columns(rule=pl.lit("the model at full depth")).select("task", "hops", *_SHOWN),
                 task.shortcuts.with_columns(rule=pl.col("shortcut")).select("task", "hops", *_SHOWN),
-            ]
+                pl.DataFrame({"hops": list(chance), "accuracy": list(chance.values())}).with_columns(
+                    task=pl.lit(task.name), rule=pl.lit("chance")
+                ),
+            ],
+            how="diagonal_relaxed",
         ),
         keys=(
             Key("dot", "model", "the model, full depth"),
             Key("diamond", "rival", "best shortcut"),
             Key("tick", "other", "other shortcuts"),
+            Key("ring", "soft", "chance"),
         ),
     )
 
@@ -193,8 +210,12 @@ def _with_interval(row: dict[str, Any]) -> str:
 
 
 def _listed(final: pl.DataFrame) -> str:
+    return _of_hops(dict(final.select("hops", "accuracy").iter_rows()))
+
+
+def _of_hops(values: Mapping[int, float]) -> str:
     """ "96 % at k = 1, 90 % at k = 2"; the first and the last of many."""
-    rows = [(r["hops"], percent(r["accuracy"])) for r in final.iter_rows(named=True)]
+    rows = list(values.items())
     if len(rows) > 8:
         rows = [rows[0], rows[-1]]
-    return ", ".join(f"{value} at {span((k,))}" for k, value in rows)
+    return ", ".join(f"{percent(value)} at {span((k,))}" for k, value in rows)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
 
-from depthprobe.analysis import means_by_hops
+from depthprobe.analysis import means_by_hops, site_of
+from depthprobe.analysis.windows import NO_WINDOWS
 from depthprobe.report.data import Task
 from depthprobe.report.figures import Choice, Figure, Grid, Key, agrees, error_bar, hops_line_axis, layout, selected
 from depthprobe.report.names import SITES, known_first, site_name
 from depthprobe.report.text import missing, number, percent
 
-__all__ = ["WINDOW_ENDS", "windows_by_hops"]
+__all__ = ["WINDOW_ENDS", "no_windows", "windows_by_hops"]
 
 #: end -> its words, colour token, symbol, dash, and how far its marks stand beside their k: bars must be told apart
 WINDOW_ENDS = {
@@ -23,7 +25,9 @@ _KINDS = (
     ("depth_crossed", "window", "Depth at which the effect crosses ½"),
     ("area", "window-area", "Area under the effect, share of the depth"),
 )
-_SHARES = (("censored", "circle", "solid", "never crosses"), ("nonmonotone", "circle-open", "dot", "not monotone"))
+#: The option in which each end is patched at the site that is told of (`analysis.site_of`).
+OWN = "own"
+_SHARES = (("censored", "circle", "solid", "no crossing"), ("nonmonotone", "circle-open", "dot", "not monotone"))
 
 
 def windows_by_hops(task: Task) -> tuple[Figure, ...]:
@@ -32,22 +36,39 @@ def windows_by_hops(task: Task) -> tuple[Figure, ...]:
         return ()
     ends = [end for end in WINDOW_ENDS if end in task.windows["end"].unique().to_list()]
     sites = known_first(task.windows["site"].unique().to_list(), SITES)
-    choice = Choice("site", "site", tuple((site, site_name(site)) for site in sites))
-    told = _told(task, ends, sites)
+    own = {end: site_of(task.windows, end) for end in ends}
+    told = _told(task, {site: dict.fromkeys(ends, site) for site in sites})
+    options = [(site, site_name(site)) for site in sites]
+    if len(set(own.values())) > 1:  # each end where it is told of, first: what slopes and sentences speak of
+        told = pl.concat([_told(task, {OWN: own}), told])
+        options.insert(0, (OWN, "; ".join(f"{end}: {site_name(site)}" for end, site in own.items())))
+    choice = Choice("site", "site", tuple(options))
     return (*(_depths(task, *kind, told, choice) for kind in _KINDS), _shares(task, told, choice))
 
 
-def _told(task: Task, ends: list[str], sites: list[str]) -> pl.DataFrame:
-    """site, end, hops: mean and interval of crossing depth and area, and shares of all pairs."""
+def no_windows(task: Task) -> str | None:
+    """A sentence for a task in which no pair of stories is answered right twice, so that nothing has a window."""
+    reasons = task.window_slopes["reason"].drop_nulls().to_list()
+    found = next((reason for reason in reasons if reason.startswith(NO_WINDOWS)), None)
+    return None if found is None or task.windows.height else f"{found[0].upper()}{found[1:]}."
+
+
+def _told(task: Task, options: Mapping[str, Mapping[str, str]]) -> pl.DataFrame:
+    """site, end, hops: mean and interval of crossing depth and area, and shares of all pairs.
+
+    Args:
+        options: option of the figure → end → the site at which that end is patched; `patched` of the result.
+    """
     rows: list[dict[str, Any]] = []
-    for site in sites:
-        for end in ends:
-            own = task.windows.filter((pl.col("site") == site) & (pl.col("end") == end))
+    for site, by_end in options.items():
+        for end, patched in by_end.items():
+            own = task.windows.filter((pl.col("site") == patched) & (pl.col("end") == end))
             if not own.height:
                 continue
             means = {column: {r["hops"]: r for r in means_by_hops(own, column)} for column, _, _ in _KINDS}
             for (k,), part in own.sort("hops").partition_by("hops", as_dict=True, maintain_order=True).items():
-                row: dict[str, Any] = {"task": task.name, "site": site, "end": end, "hops": k, "n_pairs": part.height}
+                row: dict[str, Any] = {"task": task.name, "site": site, "patched": patched, "end": end}
+                row |= {"hops": k, "n_pairs": part.height}
                 for column in means:
                     found = means[column][k]
                     row |= {column: found["mean"], f"{column}_low": found["low"], f"{column}_high": found["high"]}
@@ -88,7 +109,7 @@ def _depths(task: Task, column: str, slug: str, title: str, told: pl.DataFrame, 
         title=title,
         spec={"data": data, "layout": layout(height=330, xaxis=hops_line_axis(task.hops), yaxis=_y(task, depth))},
         alt=f"Lines over hops, source and destination: {title.lower()}. " + _ends(told, column, shown, start),
-        grid=_grid(told, choice, [(column, title.lower(), shown)]),
+        grid=_grid(told, [(column, title.lower(), shown)]),
         sheet=told.drop([c for c in told.columns if c.startswith("area" if depth else "depth_crossed")]),
         keys=_keys(told),
         choices=(choice,),
@@ -121,13 +142,13 @@ def _shares(task: Task, told: pl.DataFrame, choice: Choice) -> Figure:
         id=f"{task.slug}-window-shares",
         title="Pairs without a clear crossing",
         spec={"data": data, "layout": layout(height=330, xaxis=hops_line_axis(task.hops), yaxis=yaxis)},
-        alt="Lines over hops: the shares of pairs whose effect never crosses one half, and whose effect over depth is "
-        "not monotone. " + _ends(told, "censored", percent, start),
-        grid=_grid(told, choice, columns),
-        sheet=told.select("task", "site", "end", "hops", "censored", "nonmonotone", "n_pairs"),
+        alt="Lines over hops: the shares of pairs whose effect does not cross one half on its way, and whose effect "
+        "over depth is not monotone. " + _ends(told, "censored", percent, start),
+        grid=_grid(told, columns),
+        sheet=told.select("task", "site", "patched", "end", "hops", "censored", "nonmonotone", "n_pairs"),
         keys=(
             *(Key("dot", WINDOW_ENDS[end][1], end) for end in WINDOW_ENDS if end in told["end"].to_list()),
-            Key("dot", "soft", "never crosses"),
+            Key("dot", "soft", "no crossing"),
             Key("ring", "soft", "not monotone"),
         ),
         choices=(choice,),
@@ -166,20 +187,18 @@ def _depth(task: Task, value: float | None) -> str:
     return f"depth {number(value, 1)}" if task.axis.steps_per_loop > 1 else f"loop {number(value, 1)}"
 
 
-def _grid(told: pl.DataFrame, choice: Choice, columns: list[tuple[str, str, Any]]) -> Grid:
-    several = len(choice.options) > 1
-    names = dict(choice.options)
+def _grid(told: pl.DataFrame, columns: list[tuple[str, str, Any]]) -> Grid:
     rows: list[tuple[str, ...]] = []
     when: list[dict[str, str]] = []
     for row in told.iter_rows(named=True):
-        cells = [f"k = {row['hops']}", WINDOW_ENDS[row["end"]][0], *([names[row["site"]]] if several else [])]
+        cells = [f"k = {row['hops']}", WINDOW_ENDS[row["end"]][0], site_name(row["patched"])]
         for column, _, shown in columns:
             bounds = (row.get(f"{column}_low"), row.get(f"{column}_high"))
             with_bounds = f" ({shown(bounds[0])} to {shown(bounds[1])})" if not any(map(missing, bounds)) else ""
             cells.append(f"{shown(row[column])}{with_bounds}")
         rows.append((*cells, str(row["n_pairs"])))
         when.append({"site": row["site"]})
-    head = ("hops", "end", *(["site"] if several else []), *(words for _, words, _ in columns), "pairs")
+    head = ("hops", "end", "site", *(words for _, words, _ in columns), "pairs")
     return Grid(head, tuple(rows), "windows", tuple(when))
 
 
