@@ -11,10 +11,8 @@ compared with what they become there.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,12 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from depthprobe.errors import UserError
+from depthprobe.files import atomic_write
 
 #: Name of the file beside a model's weights.
 FILE = "lookahead.safetensors"
 FORMAT, VERSION = "depthprobe-lookahead-head", 1
 _KEYS = ("weight", "bias", "gate_weight", "gate_bias", "norm_weight")
 _AGAIN = "train it again with `depthprobe train lookahead`"
+_CANNOT = "the lookahead head cannot be written"
 
 
 class GatedModel(Protocol):
@@ -134,7 +134,7 @@ class LookaheadHead:
             "about": dict(self.about),
         }  # fmt: skip
         # one entry, because safetensors writes several in an order that differs from run to run
-        _write(Path(path), save(tensors, metadata={"depthprobe": json.dumps(header, sort_keys=True)}))
+        atomic_write(Path(path), save(tensors, metadata={"depthprobe": json.dumps(header, sort_keys=True)}), what=_CANNOT)
 
     @classmethod
     def load(cls, path: str | Path, model: GatedModel | None = None) -> LookaheadHead:
@@ -198,20 +198,3 @@ def _checked(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], where: 
     if head.digest != digest:
         raise refuse("the hash of the lookahead head is not that of the gate in it")
     return head
-
-
-def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        what = f"the lookahead head cannot be written: {error.strerror or error}"
-        raise UserError(what, where=str(path), remedy="choose another --out") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from depthprobe.errors import UserError
+from depthprobe.files import as_user_error, atomic_write
 
 #: of the fields in the lines; `read_trace` refuses others
 TRACE_VERSION = 1
 STREAMS = ("tokens", "ticks", "requests")
 _META = "trace.json"
+_CANNOT = "cannot write the trace"
 _dump = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
@@ -51,9 +53,10 @@ class Recorder:
                 raise UserError(
                     "the folder of the trace is not empty", where=str(folder), remedy="choose another --out"
                 )
-            self._write_meta({"trace_version": TRACE_VERSION, **about})
         except OSError as error:
             raise _as_user_error(error, self.folder) from error
+        text = json.dumps({"trace_version": TRACE_VERSION, **about}, indent=2, ensure_ascii=False, allow_nan=False)
+        atomic_write(self.folder / _META, text.encode() + b"\n", what=_CANNOT)
         self._segments = {name: _Segment(self.folder, name) for name in STREAMS}
         self._last_flush = time.monotonic()
 
@@ -80,11 +83,6 @@ class Recorder:
         """Bring everything to the disk. Further lines are refused."""
         for segment in self._segments.values():
             segment.close()
-
-    def _write_meta(self, about: Mapping[str, Any]) -> None:
-        partial = self.folder / f".partial-{os.getpid()}-{_META}"
-        partial.write_text(json.dumps(about, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(partial, self.folder / _META)
 
 
 class _Segment:
@@ -165,5 +163,4 @@ def read_lines(folder: Path, stream: str) -> Iterator[dict[str, Any]]:
 
 
 def _as_user_error(error: OSError, folder: Path) -> UserError:
-    return UserError(f"cannot write the trace: {error.strerror or error}", where=str(folder),
-                     remedy="make room, or choose another --out")  # fmt: skip
+    return as_user_error(error, folder, what=_CANNOT)
