@@ -134,7 +134,8 @@ class LookaheadHead:
             "about": dict(self.about),
         }  # fmt: skip
         # one entry, because safetensors writes several in an order that differs from run to run
-        atomic_write(Path(path), save(tensors, metadata={"depthprobe": json.dumps(header, sort_keys=True)}), what=_CANNOT)
+        data = save(tensors, metadata={"depthprobe": json.dumps(header, sort_keys=True)})
+        atomic_write(Path(path), data, what=_CANNOT)
 
     @classmethod
     def load(cls, path: str | Path, model: GatedModel | None = None) -> LookaheadHead:
