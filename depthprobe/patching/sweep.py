@@ -11,6 +11,7 @@ last depth, both have to give the other story's logits. A sweep in which they do
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -113,13 +114,13 @@ def sweep(
     one = _One(model, target, tuple(sources), means, engine, max_bytes, tally, counts)
     cells: list[Spec | None] = [None, *specs]
     reads = max(len(tally.contexts(run)) for run in tally.first_runs)
-    for part in _parts(model, cells, len(target.prompt_ids), reads, max_bytes):
+    for part in parts_of(model, cells, len(target.prompt_ids), reads, max_bytes):
         for run in tally.first_runs:
             one.run([cells[n] for n in part], part, run, oracles=part[0] == 0 and run == tally.first_runs[0])
     while (still := tally.open()) is not None:
         context, rows = still
         wanted = rows.tolist()
-        for part in _parts(model, [cells[n] for n in wanted], len(target.prompt_ids), len(context) + 1, max_bytes):
+        for part in parts_of(model, [cells[n] for n in wanted], len(target.prompt_ids), len(context) + 1, max_bytes):
             numbers = [wanted[n] for n in part]
             one.run([cells[n] for n in numbers], numbers, context, oracles=False)
     return Swept(tally, counts.n_run, counts.n_filled, counts.flops, counts.engine)
@@ -158,12 +159,8 @@ class _One:
         extra = self._oracles(states) if oracles else []
         device_ids = torch.tensor((*prompt, *run))
         at = [len(prompt) - 1 + len(context) for context in contexts]
-        allowed = max(1, int(self.max_bytes * (1 - _STATES)))
-        try:
+        with engine_bytes(model, self.max_bytes) as allowed:
             done = model.resume(device_ids, [*cells, *extra], at, (last,), engine=self.engine, max_bytes=allowed)
-        except TooLittleMemoryError as error:  # what the user is told to allow is for the states too
-            least = int(error.least / (1 - _STATES)) + 1
-            raise TooLittleMemoryError(model.name, least, self.max_bytes) from None
         found = done.states[last]
         self.counts.n_run += done.n_run
         self.counts.n_filled += done.n_filled
@@ -267,7 +264,16 @@ def footprint(ours: Tensor, theirs: Tensor) -> tuple[int, ...]:
     return tuple((apart > 1e-5 * scale).nonzero()[:, 0].tolist())
 
 
-def _parts(
+@contextmanager
+def engine_bytes(model: TappedModel, max_bytes: int) -> Iterator[int]:
+    """Context that gives what the engine may take of a limit; what it asks for instead is told for the whole limit."""
+    try:
+        yield max(1, int(max_bytes * (1 - _STATES)))
+    except TooLittleMemoryError as error:
+        raise TooLittleMemoryError(model.name, int(error.least / (1 - _STATES)) + 1, max_bytes) from None
+
+
+def parts_of(
     model: TappedModel, cells: Sequence[Spec | None], length: int, reads: int, max_bytes: int
 ) -> Iterator[list[int]]:
     """Indices of cells whose values, and the states that they come from, fit the memory; at least one at a time.

@@ -28,7 +28,7 @@ from depthprobe.patching.pairs import Subject, Subjects, subjects
 from depthprobe.patching.probe import Plan, bases, pair_roles, probe
 from depthprobe.patching.scores import Tally
 from depthprobe.patching.sites import offered_sites
-from depthprobe.patching.sweep import Means, Spec, cell_of
+from depthprobe.patching.sweep import Means, Spec, cell_of, engine_bytes, parts_of
 
 TABLES = ("donors", "patching", "knockout")
 #: Share of all layers that a knock-out cuts together.
@@ -168,14 +168,18 @@ def part_cost(work: Work, number: int) -> Cost:
     for base in asked:
         specs, end = base.specs, len(base.target.prompt_ids)
         cells += len(specs)
-        states = len(base.sources) * len(plan.coordinates) * end
-        values = sum(len(spec.tokens) * len(spec.patch.coordinates) for spec in specs if spec.kind != "cut")
-        for run in Tally(base.target, base.numbers, 1).first_runs:
-            made = [cell_of(spec, end, len(run), base.sources, value) for spec in specs]
+        tally = Tally(base.target, base.numbers, 1)
+        for run in tally.first_runs:
             ids = torch.tensor((*base.target.prompt_ids, *run))
-            planned = model.plan_resume(ids, made, engine=plan.engine, max_bytes=plan.max_bytes)
-            flops += planned.flops
-            held = max(held, planned.nbytes + (states + values) * model.width * model.dtype.itemsize)
+            for part in parts_of(model, specs, end, len(tally.contexts(run)), plan.max_bytes):
+                own = [specs[n] for n in part]
+                made = [cell_of(spec, end, len(run), base.sources, value) for spec in own]
+                with engine_bytes(model, plan.max_bytes) as allowed:
+                    planned = model.plan_resume(ids, made, engine=plan.engine, max_bytes=allowed)
+                states = len(base.sources) * len(plan.coordinates) * end
+                values = sum(len(spec.tokens) * len(spec.patch.coordinates) for spec in own if spec.kind != "cut")
+                flops += planned.flops
+                held = max(held, planned.nbytes + (states + values) * model.width * model.dtype.itemsize)
     return Cost(cells, flops, min(held, plan.max_bytes))
 
 
