@@ -10,10 +10,13 @@ evenly over the story. The donor's residual is patched at every depth and every 
 ones cannot matter), and the logit of the answer is compared with that of the donor's answer at the last token.
 Everything of a sweep counts: the clean run, the cells, the two rows of the head.
 
-A story is a round. In it our whole sweep is timed, and of each peer a random sample of the same cells, in turn; a
-peer's sweep is its mean seconds a cell times all cells that can matter, the ones that we fill without running among
-them. A ratio is taken within a round. `speedup_over_*` is the ratio of the sums over all rounds, `*_median`, `*_q1`
-and `*_q3` are over rounds. `*_cpu` is the ratio of the sums of processor time, which a loaded machine disturbs less.
+A story is a round. In it our whole sweep is timed, and of each peer a random sample of the same cells, in turn
+(`*_cells_timed` of them, of `cells` in all; half before our sweep and half after it); a peer's sweep is its mean
+seconds a cell times all cells that can matter, the ones that we fill without running among them. A ratio is taken
+within a round. `speedup_over_*` is the ratio of the sums over all rounds, `*_median`, `*_q1` and `*_q3` are over
+rounds; so are those of `*_s`, seconds of a sweep. `*_cpu` is the ratio of the sums of processor time, which a loaded
+machine disturbs less. No round is begun that would end after `--minutes`; `stories` says how many there were, and of
+fewer than were asked for the changed tokens are still spread.
 
 - plain loop: a forward of the transformers model a cell, one hook, no gradients, the logits of the last token alone
   where `--lean`, of all tokens otherwise (what `model(ids)` does, and what the peers do).
@@ -31,7 +34,6 @@ parameters, one prelude, three core layers in six loops and one coda layer, ever
 from __future__ import annotations
 
 import argparse
-import copy
 import ctypes
 import gc
 import importlib.util
@@ -42,7 +44,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from patching_peers import TRACE, Peer, Story, nnsight, plain_loop, transformer_lens
 from torch import Tensor
 
 import depthprobe
@@ -61,22 +64,6 @@ from depthprobe.tasks.generate import generate_items
 
 #: MiB of a second, smaller memory limit.
 LIMIT = 40
-#: Cells in one nnsight trace.
-TRACE = 8
-
-
-@dataclass(frozen=True)
-class Story:
-    """A prompt, its donor's, and the two answers' first tokens. changed: the first token that differs."""
-
-    ids: Tensor
-    donor: Tensor
-    answers: tuple[int, int]
-    changed: int
-
-
-#: (story, patched point, token, value [d]) of some cells → logit differences
-Peer = Callable[[Story, Sequence[tuple[Coordinate, int, Tensor]]], list[float]]
 
 
 def main() -> None:
@@ -85,9 +72,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer stories and sampled cells")
     parser.add_argument("--threads", type=int, default=2, help="default 2")
     parser.add_argument("--stories", type=int, help="rounds; default 6, with --quick 2")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time for all; rounds that do not fit are left out")
     parser.add_argument("--max-mib", type=int, default=1024, help="memory limit of our sweep")
     parser.add_argument("--lean", action="store_true", help="the plain loop computes the last token's logits alone")
     options = parser.parse_args()
+    begun = time.perf_counter()
     ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: freed blocks go back to the kernel
     torch.set_num_threads(options.threads)
     rounds, sample = options.stories or (2 if options.quick else 6), 4 if options.quick else 10
@@ -100,10 +89,12 @@ def main() -> None:
         peers["transformerlens"] = transformer_lens(model)
     if importlib.util.find_spec("nnsight"):
         peers["nnsight"] = nnsight(model)
-    results |= compared(model, stories(model, rounds), peers, sample, options.max_mib << 20)
+    limit = options.max_mib << 20
+    until = begun + options.minutes * 36  # three fifths
+    results |= compared(model, stories(model, rounds), peers, sample, limit, until)
     looped = looped_model()
     peers = {"plain_loop": plain_loop(looped, lean)}
-    found = compared(looped, random_stories(looped, rounds), peers, sample, options.max_mib << 20)
+    found = compared(looped, random_stories(looped, rounds), peers, sample, limit, begun + options.minutes * 60)
     results |= {f"looped_{key}": value for key, value in found.items()}
     for key, value in results.items():
         print(f"{key:36} {value:.4g}" if isinstance(value, float) else f"{key:36} {value}")
@@ -179,141 +170,82 @@ def ours(model: TappedModel, story: Story, states: dict[Coordinate, Tensor], max
     return done, (logits[:, 0] - logits[:, 1]).view(len(model.axis), -1)
 
 
-def plain_loop(model: TappedModel, lean: dict[str, int]) -> Peer:
-    @torch.inference_mode()
-    def run(story: Story, cells: Sequence[tuple[Coordinate, int, Tensor]]) -> list[float]:
-        out = []
-        for point, token, value in cells:
-            tap, calls = model.taps[point], 0
-
-            def put(state: Tensor, tap: Any = tap, token: int = token, value: Tensor = value) -> Tensor | None:
-                nonlocal calls
-                calls += 1
-                if calls != tap.call + 1:
-                    return None
-                state = state.clone()
-                state[:, token] = value
-                return state
-
-            def before(_module: Any, args: Any) -> Any:
-                state = put(args[0])
-                return None if state is None else (state, *args[1:])
-
-            module = model.model.get_submodule(tap.path)
-            hook = (
-                module.register_forward_pre_hook(before) if tap.before
-                else module.register_forward_hook(lambda _module, _args, output: put(output))
-            )  # fmt: skip
-            with hook:
-                logits = model.model(input_ids=story.ids[None], **lean).logits[0, -1]
-            out.append(float(logits[story.answers[0]] - logits[story.answers[1]]))
-        return out
-
-    return run
-
-
-def transformer_lens(model: TappedModel) -> Peer:
-    from transformer_lens.model_bridge.sources import build_bridge_from_module
-
-    name = type(model.model).__name__
-    bridge = build_bridge_from_module(copy.deepcopy(model.model), name, hf_config=model.config).eval()
-
-    @torch.inference_mode()
-    def run(story: Story, cells: Sequence[tuple[Coordinate, int, Tensor]]) -> list[float]:
-        out = []
-        for point, token, value in cells:
-            where = "blocks.0.hook_in" if point.site == "embed" else f"blocks.{point.layer - 1}.hook_out"
-
-            def put(state: Tensor, hook: Any, token: int = token, value: Tensor = value) -> Tensor:
-                del hook
-                state = state.clone()
-                state[:, token] = value
-                return state
-
-            logits = bridge.run_with_hooks(story.ids[None], fwd_hooks=[(where, put)])[0, -1]
-            out.append(float(logits[story.answers[0]] - logits[story.answers[1]]))
-        return out
-
-    return run
-
-
-def nnsight(model: TappedModel) -> Peer:
-    from nnsight import NNsight
-
-    wrapped: Any = NNsight(copy.deepcopy(model.model))
-
-    @torch.inference_mode()
-    def run(story: Story, cells: Sequence[tuple[Coordinate, int, Tensor]]) -> list[float]:
-        ids = story.ids.expand(len(cells), -1)
-        embedded = [(row, t, value) for row, (p, t, value) in enumerate(cells) if p.site == "embed"]
-        layers = [
-            [(row, t, value) for row, (p, t, value) in enumerate(cells) if (p.layer, p.site) == (layer, "resid_post")]
-            for layer in range(1, model.n_layers + 1)
-        ]
-        with wrapped.trace(input_ids=ids):
-            for row, t, value in embedded:
-                wrapped.model.embed_tokens.output[row, t] = value
-            for layer, some in enumerate(layers):
-                for row, t, value in some:
-                    wrapped.model.layers[layer].output[row, t] = value
-            logits = wrapped.lm_head.output[:, -1].save()
-        return (logits[:, story.answers[0]] - logits[:, story.answers[1]]).tolist()
-
-    return run
-
-
 # -- how long it takes
 
 
 def compared(
-    model: TappedModel, told: Sequence[Story], peers: dict[str, Peer], sample: int, max_bytes: int
-) -> dict[str, Any]:
-    """Seconds, ratios, FLOPs and memory over all stories."""
+    model: TappedModel, told: Sequence[Story], peers: dict[str, Peer], sample: int, max_bytes: int,
+    until: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Seconds, ratios, FLOPs and memory over all stories that end before a time; the first in any case."""
     chance, found = random.Random(0), dict[str, Any]()
     seconds: dict[str, list[Seconds]] = {name: [] for name in ("ours", "bound", *peers)}
+    sizes = {name: 2 * TRACE if name == "nnsight" else sample for name in peers}
     cells_in_all = run_in_all = 0
     worst = flops = plain_flops = 0.0
     warm = states_of(model, told[0])
-    ours(model, told[0], warm, max_bytes)  # what is found out once a model is no part of it
+    model.resume(told[0].ids, [], engine="suffix")  # what is found out once a model is no part of it
     found["mib"] = peak(lambda: ours(model, told[0], warm, max_bytes))
     found |= {"limited_to_mib": LIMIT, "limited_mib": peak(lambda: ours(model, told[0], warm, LIMIT << 20))}
-    for story in told:
+    longest = 0.0
+    for story in spread(told):
+        entered = time.perf_counter()
+        if longest and entered + longest > until:
+            break
         states = states_of(model, story)
         tokens = list(range(story.changed, len(story.ids)))
+        n_cells = len(model.axis) * len(tokens)
+        samples = {
+            name: Sample([(chance.randrange(len(model.axis)), chance.choice(tokens)) for _ in range(sizes[name])])
+            for name in peers
+        }
+        for name, peer in peers.items():
+            samples[name].half(0, peer, model, story, states)
         begun = Seconds.now()
         done, differences = ours(model, story, states, max_bytes)
         seconds["ours"].append(begun.since())
         seconds["bound"].append(gemm_seconds(model).times(done.flops))
+        for name, peer in peers.items():
+            samples[name].half(1, peer, model, story, states)
         flops += done.flops
-        n_cells = len(model.axis) * len(tokens)
         cells_in_all, run_in_all = cells_in_all + n_cells, run_in_all + done.n_run
         head: Any = model.model.get_output_embeddings()  # type: ignore[operator]
         plain_flops += n_cells * len(story.ids) * (model.flops_per_token(len(story.ids)) + 2.0 * head.weight.numel())
-        scale = float(differences.abs().max())
-        for name, peer in peers.items():
-            size = TRACE if name == "nnsight" else sample
-            picked = [(chance.randrange(len(model.axis)), chance.choice(tokens)) for _ in range(size)]
-            cells = [(model.axis[d], t, states[model.axis[d]][t]) for d, t in picked]
-            peer(story, cells[:2])
-            begun = Seconds.now()
-            values = peer(story, cells)
-            seconds[name].append(begun.since().times(n_cells / size))
-            for (d, t), value in zip(picked, values, strict=True):
-                worst = max(worst, abs(float(differences[d, t - story.changed]) - value) / max(scale, 1.0))
+        scale = max(float(differences.abs().max()), 1.0)
+        for name, some in samples.items():
+            seconds[name].append(some.took.times(n_cells / len(some.cells)))
+            for (d, t), value in zip(some.cells, some.values, strict=True):
+                worst = max(worst, abs(float(differences[d, t - story.changed]) - value) / scale)
+        longest = max(longest, time.perf_counter() - entered)
         print(f"{model.name}: {n_cells} cells, {seconds['ours'][-1].wall:.1f} s", file=sys.stderr, flush=True)
-    found |= {"stories": len(told), "cells": cells_in_all, "cells_run": run_in_all, "largest_error": worst}
+    found |= {"stories": len(seconds["ours"]), "cells": cells_in_all, "cells_run": run_in_all, "largest_error": worst}
     found |= {"tflop": flops / 1e12, "flops_over_plain": plain_flops / flops}
-    found |= {f"{name}_s": sum(value.wall for value in values) for name, values in seconds.items()}
+    found |= {f"{name}_cells_timed": sizes[name] * len(seconds["ours"]) for name in peers}
+    for name, each in seconds.items():
+        found |= {f"{name}_s": sum(value.wall for value in each)} | quartiles(f"{name}_s", [v.wall for v in each])
     pairs = {f"speedup_over_{name}": (name, "ours") for name in peers} | {"over_flop_bound": ("ours", "bound")}
     for key, (above, below) in pairs.items():
         ratios = [a.wall / b.wall for a, b in zip(seconds[above], seconds[below], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         wall, cpu = (
             sum(getattr(a, clock) for a in seconds[above]) / sum(getattr(b, clock) for b in seconds[below])
             for clock in ("wall", "cpu")
         )
-        found |= {key: wall, f"{key}_cpu": cpu, f"{key}_median": middle, f"{key}_q1": low, f"{key}_q3": high}
+        found |= {key: wall, f"{key}_cpu": cpu} | quartiles(key, ratios)
     return found
+
+
+def quartiles(key: str, values: Sequence[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
+    return {f"{key}_median": middle, f"{key}_q1": low, f"{key}_q3": high}
+
+
+def spread(told: Sequence[Story]) -> list[Story]:
+    """An order in which any first few lie spread over all: always the one that is farthest from those before."""
+    order, left = [len(told) // 2], set(range(len(told))) - {len(told) // 2}
+    while left:
+        order.append(max(left, key=lambda n: (min(abs(n - m) for m in order), -n)))
+        left.remove(order[-1])
+    return [told[n] for n in order]
 
 
 @dataclass(frozen=True)
@@ -331,8 +263,30 @@ class Seconds:
         now = Seconds.now()
         return Seconds(now.wall - self.wall, now.cpu - self.cpu)
 
+    def plus(self, other: Seconds) -> Seconds:
+        return Seconds(self.wall + other.wall, self.cpu + other.cpu)
+
     def times(self, factor: float) -> Seconds:
         return Seconds(self.wall * factor, self.cpu * factor)
+
+
+@dataclass
+class Sample:
+    """Cells (depth, token) of one story that a peer runs, and what came of it."""
+
+    cells: list[tuple[int, int]]
+    took: Seconds = Seconds(0.0, 0.0)
+    values: list[float] = field(default_factory=list)
+
+    def half(self, which: int, peer: Peer, model: TappedModel, story: Story, states: dict[Coordinate, Tensor]) -> None:
+        """Run and time one half of them."""
+        middle = len(self.cells) // 2
+        some = self.cells[:middle] if which == 0 else self.cells[middle:]
+        cells = [(model.axis[d], t, states[model.axis[d]][t]) for d, t in some]
+        peer(story, cells[:1])  # warm
+        begun = Seconds.now()
+        self.values += peer(story, cells)
+        self.took = self.took.plus(begun.since())
 
 
 def gemm_seconds(model: TappedModel) -> Seconds:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from depthprobe.depth.cells import Cell
 from depthprobe.depth.coordinates import Coordinate
 from depthprobe.depth.suffix_plan import TOKENS, Row, climbs
+from depthprobe.depth.suffix_program import Glue
 from depthprobe.errors import UserError
 
 if TYPE_CHECKING:
@@ -127,7 +128,9 @@ def token_bytes(model: TappedModel, length: int) -> int:
     """Bytes that a token takes while it goes through a layer with S keys."""
     config = model.config
     heads = int(getattr(config, "num_attention_heads", 0) or 1)
-    inner = max(int(getattr(config, "intermediate_size", 0) or 0), 4 * model.width)
+    inner = int(getattr(config, "intermediate_size", 0) or 0)
+    if not inner or getattr(config, "num_experts_per_tok", 0):
+        inner = max(inner, 4 * model.width)
     return model.dtype.itemsize * (12 * model.width + 6 * inner) + 4 * 4 * heads * length
 
 
@@ -137,6 +140,8 @@ def riding_bytes(model: TappedModel, support: Support) -> int:
 
 
 def record_bytes(model: TappedModel, support: Support, length: int) -> int:
-    """Bytes that the clean run leaves: a state and keys and values a block."""
-    size = sum(2 * model.width + s.heads * s.widths for s in support.sizes.values())
+    """Bytes that the clean run leaves: a state a step and behind the last, what glue keeps, keys and values."""
+    constants = sum(isinstance(step, Glue) and step.constant is not None for step in support.program.steps)
+    states = len(support.program.steps) + 1 + len(support.program.kept) + 2 * constants  # these in float32
+    size = states * model.width + sum(s.groups * s.widths for s in support.sizes.values())
     return model.dtype.itemsize * length * size

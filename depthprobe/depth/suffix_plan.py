@@ -86,12 +86,13 @@ class Size:
 
     Attributes:
         before: weights that a token meets up to its block's attention; after: the others.
-        heads: H; widths: h + h'.
+        heads: H; groups: G, those of keys and values; widths: h + h'.
     """
 
     before: int
     after: int
     heads: int
+    groups: int
     widths: int
 
     def flops(self, tokens: int) -> float:

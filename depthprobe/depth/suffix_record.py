@@ -155,7 +155,7 @@ def recorded(model: TappedModel, program: Program, length: int, weigh: bool = Fa
         yield record
     for step, seen in record.seen.items() if weigh else ():
         before, after = met.get(step, (0, 0))
-        record.sizes[step] = Size(before, after, seen.heads, seen.k.shape[-1] + seen.v.shape[-1])
+        record.sizes[step] = Size(before, after, seen.heads, len(seen.k), seen.k.shape[-1] + seen.v.shape[-1])
     if record.why is None and len(record.seen) != len(blocks):
         record.why = "not all of its layers run"
     if record.why is None:

@@ -8,6 +8,7 @@ from tiny_models import DECODERS, LOOPED, VOCABULARY, depth_model
 from torch import Tensor
 
 from depthprobe.depth import Cell, Coordinate, Cut, DepthModel, Edit, suffix_memory
+from depthprobe.depth.suffix_memory import TooLittleMemoryError
 from depthprobe.depth.tapped import TappedModel
 from depthprobe.errors import UserError
 
@@ -140,10 +141,13 @@ def test_a_sweep_is_split_to_its_memory(monkeypatch: pytest.MonkeyPatch) -> None
     model = opened("llama")
     theirs = donor_states(model)
     cells = [Cell((Edit(p, (t,), theirs[p][[t]]),)) for p in model.axis for t in range(LENGTH)]
-    whole, split = model.resume(ids(), cells), model.resume(ids(), cells, max_bytes=80_000)
+    with pytest.raises(TooLittleMemoryError) as little:
+        model.plan_resume(ids(), cells, max_bytes=1)
+    allowed = little.value.least + 8_000
+    whole, split = model.resume(ids(), cells), model.resume(ids(), cells, max_bytes=allowed)
     last = model.axis[-1]
     torch.testing.assert_close(whole.states[last], split.states[last], rtol=1e-5, atol=1e-5)
-    assert model.plan_resume(ids(), cells, max_bytes=80_000).n_batches > 1
+    assert model.plan_resume(ids(), cells, max_bytes=allowed).n_batches > 1
     assert split.token_layers > whole.token_layers  # an unpatched row in each batch
 
 
