@@ -39,7 +39,7 @@ from depthprobe.errors import UserError
 
 __all__ = [
     "MEASURES", "TERMS", "Epsilon", "ExitFacts", "agreement_by_hops_table", "agreement_table", "check_sum",
-    "epsilon_of",
+    "epsilon_of", "refuse_sampled",
 ]  # fmt: skip
 
 #: The terms of the sum, in its order; each is a difference of neighbours in the chain from s_full to the exit.
@@ -111,9 +111,7 @@ def agreement_table(
     Raises:
         UserError: a sampled rule, by name; an exit that the rule does not explain, naming request and token.
     """
-    if facts.sampled:
-        what = "its exits are drawn, so there is no one loop at which it lets a token leave"
-        raise UserError(what, where=f"exit rule {facts.rule}", remedy="agreement is for rules that decide")
+    refuse_sampled(facts)
     replayed = tables.check("replayed", replayed)
     if not replayed.height:
         return tables.empty("agreement")
@@ -129,7 +127,8 @@ def agreement_table(
     found: dict[str, np.ndarray] = {
         "s_full": s_full, "s_served": s_served,
         "top1_full": full.numbers("top1")[:, -1].astype(np.int64),
-        "top1_served": _at(served.numbers("top1"), left).astype(np.int64), "margin": _at(served.numbers("margin"), left),
+        "top1_served": _at(served.numbers("top1"), left).astype(np.int64),
+        "margin": _at(served.numbers("margin"), left),
     }  # fmt: skip
     if not facts.planned:
         chain = _chain(full, prompt, served, facts)
@@ -144,6 +143,13 @@ def agreement_table(
     missing = [pl.lit(None, pl.Int32).alias(name) for name in (*_CHAIN, *TERMS) if name not in found]
     named = table.with_columns(missing).join(_named(requests), on="request", how="left", maintain_order="left")
     return check_sum(tables.conform("agreement", named))
+
+
+def refuse_sampled(facts: ExitFacts) -> None:
+    """Raise `UserError` for a rule that draws its exits, by name."""
+    if facts.sampled:
+        what = "its exits are drawn, so there is no one loop at which it lets a token leave"
+        raise UserError(what, where=f"exit rule {facts.rule}", remedy="agreement is for rules that decide")
 
 
 def check_sum(agreement: pl.DataFrame) -> pl.DataFrame:
@@ -171,7 +177,7 @@ def agreement_by_hops_table(agreement: pl.DataFrame, *, seed: int = 0, resamples
     for (task,), of_task in numbers.partition_by("task", as_dict=True, maintain_order=True).items():
         marked = _clustered(of_task)
         parts = marked.sort("hops").partition_by("hops", as_dict=True, maintain_order=True)
-        cells: list[tuple[object, pl.DataFrame, str]] = [(k, part, "cell") for (k,), part in parts.items() if k is not None]
+        cells = [(k, part, "cell") for (k,), part in parts.items() if k is not None]
         for hops, cell, drawn in (*cells, (None, marked, "whole")):
             clusters = np.unique(cell[drawn].to_numpy(), return_inverse=True)[1]
             size = {"n_tokens": cell.height, "n_items": cell["item"].n_unique(), "n_clusters": int(clusters.max()) + 1}

@@ -16,7 +16,6 @@ from depthprobe.runs.files import atomic_write, user_errors
 from depthprobe.runs.folder import RunFolder, check_free
 from depthprobe.runs.manifest import IDENTITY, SCHEMA_VERSION, compare, read_manifest
 from depthprobe.runs.provenance import git_commit, versions
-from depthprobe.runs.trace_tables import trace_tables, write_tables
 
 __all__ = [
     "IDENTITY",
@@ -27,8 +26,6 @@ __all__ = [
     "compare",
     "git_commit",
     "read_manifest",
-    "trace_tables",
     "user_errors",
     "versions",
-    "write_tables",
 ]
