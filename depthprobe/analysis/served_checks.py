@@ -51,8 +51,13 @@ def check_numbers(replayed: pl.DataFrame, tokens: pl.DataFrame, epsilon: Epsilon
     served = replayed.filter(pl.col("kv") == "served")
     most = 0.0
     for column, of_replay, name in (("gate_lambda", "gate_lambda", "λ"), ("criterion", "asked", "the rule's number")):
-        kept = tokens.filter(pl.col(column).is_not_null()).select(*_TOKEN, recorded=column)
-        loops = kept.with_columns(
+        kept = tokens.filter(pl.col(column).is_not_null()).select(*_TOKEN, "exit", recorded=column)
+        short = kept.filter(pl.col("recorded").list.len() != pl.col("exit"))
+        if short.height:
+            row = short.row(0, named=True)
+            what = f"{name} is on record for {len(row['recorded'])} loops, and it left at {row['exit']}"
+            raise UserError(what, where=_where(row), remedy=_AGAIN)
+        loops = kept.drop("exit").with_columns(
             loop=pl.int_ranges(1, pl.col("recorded").list.len() + 1, dtype=pl.Int32)
         ).explode("loop", "recorded")  # fmt: skip
         both = served.select(*_TOKEN, "loop", now=of_replay).join(

@@ -99,10 +99,12 @@ def _tell(found: Agreement) -> None:
     rows = found.tables["agreement_by_hops"]
     tokens = found.tables["agreement"].height
     for (task,), part in rows.partition_by("task", as_dict=True, maintain_order=True).items():
-        zero = [t for t in _HEADS if t in part["term"].to_list() and not part.filter(term=t)["nonzero"].to_numpy().any()]
-        terms = [t for t in _HEADS if t in part["term"].to_list() and t not in zero]
-        title = f"{task or 'all requests'}, exit {found.about['exit']}, {found.about['prefill']} prefill: means in loops"
-        shown = Table(title=f"{title}, with 95 % intervals", title_justify="left")
+        told = [term for term in _HEADS if term in part["term"].to_list()]
+        zero = [term for term in told if not part.filter(term=term)["nonzero"].to_numpy().any()]
+        terms = [term for term in told if term not in zero]
+        how = f"exit {found.about['exit']}, {found.about['prefill']} prefill"
+        title = f"{task or 'all requests'}, {how}: means in loops, with 95 % intervals"
+        shown = Table(title=title, title_justify="left")
         for head in ("hops", "tokens", *(_HEADS[term] for term in terms)):
             shown.add_column(head, justify="left" if head == "hops" else "right", no_wrap=True)
         for (hops,), cell in part.partition_by("hops", as_dict=True, maintain_order=True).items():
@@ -111,7 +113,7 @@ def _tell(found: Agreement) -> None:
             shown.add_row(name, str(cell["n_tokens"][0]), *(_cell(of[term]) for term in terms))
         console.print(shown)
         if zero:
-            console.print(f"0 for every token: {', '.join(_HEADS[term] for term in zero)}", highlight=False)
+            console.print(f"0 for every token: {'; '.join(_HEADS[term] for term in zero)}", highlight=False)
     if found.tables["agreement"]["gate"].null_count():
         _say("the exits were planned, not decided by a rule: there are no terms")
     elif tokens:

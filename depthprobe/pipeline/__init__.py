@@ -15,5 +15,6 @@ from depthprobe.pipeline.config import AnalyzeConfig, parse_bytes, parse_hops, r
 from depthprobe.pipeline.plan import DryRun, dry_run
 
 __all__ = [
-    "Agreement", "AnalyzeConfig", "AnalyzeResult", "DryRun", "agree", "analyze", "dry_run", "parse_bytes", "parse_hops", "read_config",
+    "Agreement", "AnalyzeConfig", "AnalyzeResult", "DryRun", "agree", "analyze", "dry_run", "parse_bytes", "parse_hops",
+    "read_config",
 ]  # fmt: skip

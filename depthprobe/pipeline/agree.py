@@ -120,9 +120,10 @@ def agree(
     seconds = time.perf_counter() - begin
 
     requests = found["served_requests"]
+    # exits first: a wrong one changes what later tokens say, and it is to be named itself
+    found["agreement"] = agreement_table(found["replayed"], requests, facts, epsilon)
     ties = check_tokens(found["replayed"], requests, epsilon)
     gap = check_numbers(found["replayed"], found["served_tokens"], epsilon)
-    found["agreement"] = agreement_table(found["replayed"], requests, facts, epsilon)
     compared = None
     if run is not None and items is not None:
         compared = _against_lens(Path(run).expanduser(), items, found, epsilon, say)
@@ -131,8 +132,6 @@ def agree(
 
 
 def _model(about: dict[str, Any], given: str | LoopedForCausalLM | None, device: str, trace: Path) -> LoopedForCausalLM:
-    import torch
-
     from depthprobe.depth import load
     from depthprobe.models import LoopedForCausalLM
 
@@ -146,7 +145,7 @@ def _model(about: dict[str, Any], given: str | LoopedForCausalLM | None, device:
     if not isinstance(opened.model, LoopedForCausalLM):
         raise UserError(f"{name} is no looped model of this package", where="model", remedy="name the one that served")
     if kind == "float64":
-        opened.model.to(dtype=torch.float64)
+        opened.model.double()
     recorded = about.get("model_fingerprint")
     if recorded and recorded != opened.fingerprint():
         what = f"{name} is not the model that served: its weights, configuration or tokenizer differ"
@@ -184,7 +183,7 @@ def _items(run: Path, about: dict[str, Any], say: Callable[[str], None]) -> pl.D
         what = "the run and the trace are of different models"
         raise UserError(what, where=str(run), remedy="analyze and serve the same model, in the same dtype")
     if not ours:
-        say("the trace says no fingerprint of its model: whether the run is of the same one shows in the settling alone")
+        say("the trace has no fingerprint of its model: only the settling shows whether the run is of the same one")
     return read_table(run, "items", required=True)
 
 

@@ -1,9 +1,9 @@
 """Served tokens through whole forwards: every decode row at every loop, given the keys of the others.
 
 Semantics are those of `models.loops`: with exits e, a query at loop d reads key j at min(d, e_j), and past its own exit
-a row runs on as if it alone had stayed. A coda adds to that: its layers run once, over the states that tokens left with.
-What a row would say had it left at d is read with a *shadow* of it in the coda: its query and its own key come from its
-state at d, the keys of all others from theirs as served. That is exact, and not the norm and head alone.
+a row runs on as if it alone had stayed. A coda's layers run once, over the states that tokens left with. What a row
+would say had it left at d is read with a *shadow* of it in the coda: its query and its own key come from its state at
+d, the keys of all others from theirs as served. That is exact, and not the norm and head alone.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def replay(
     loops = model.config.n_loops if n_loops is None else n_loops
     rule.check(loops)
     if rule.needs_gate and model.gate is None:
-        raise UserError("the model has no exit gate", where=f"exit rule {rule.name}", remedy="replay with its own model")
+        what = "the model has no exit gate"
+        raise UserError(what, where=f"exit rule {rule.name}", remedy="replay with the model that served")
     if not requests:
         return tables.empty("replayed")
     asked, device = AskedRule.of(rule), model.embed_tokens.weight.device
@@ -118,7 +119,7 @@ def _read_some(
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         best = wide.topk(min(2, wide.shape[-1]), dim=-1)
         top1.append(logits.argmax(-1))
-        margin.append((best.values[:, 0] - best.values[:, -1]))
+        margin.append(best.values[:, 0] - best.values[:, -1])
         logprob.append(wide.gather(-1, token[:, None])[:, 0] - wide.logsumexp(-1))
     own, served = watches
     columns = {name: _numpy(torch.stack(found, 1)) for name, found in

@@ -1,7 +1,8 @@
 """The tables that probes write and analysis reads: one schema per name, and a check.
 
 Every probe turns (model, items) into one of these tables, and every figure is drawn from them, so a number in
-a report can be followed to rows of a Parquet file. A new column is added to the schemas (`reading`, `causal`, `served`) first.
+a report can be followed to rows of a Parquet file. A new column is added to the schemas (`reading`, `causal`, `served`)
+first.
 
     import polars as pl
     from depthprobe import tables
