@@ -63,17 +63,17 @@ class Engine:
         self._vocab, self._back = model.config.vocab_size, model.config.n_previous_tokens
         self._eos = end_tokens(model)
         self.pool = PagePool(
-            settings.core_pages, settings.outer_pages, settings.n_slots, settings.max_len, settings.n_loops, settings.layout
+            settings.core_pages, settings.outer_pages, settings.n_slots, settings.max_len, settings.n_loops,
+            settings.layout,
         )  # fmt: skip
-        self.runner = Runner(
-            model, self.pool, o.rule, o.prompt_rule, record=o.record_gates, tap=o.tap
-        )
+        self.runner = Runner(model, self.pool, o.rule, o.prompt_rule, record=o.record_gates, tap=o.tap)
         self.scheduler = Scheduler(settings)
         self._zero = clock()
         self._clock = clock
         recorder = None if record is None else Recorder(Path(record), o.describe(model, self.runner) | (about or {}))
         self.tracer = Tracer(self, recorder)
         self._live: dict[int, Live] = {}
+        self._going: dict[int, Live] = {}  # aborted, and in a tick that was planned before
         self._ids: dict[str, int] = {}
         self._next_id = 0
         self._done: dict[str, Completion] = {}
@@ -120,6 +120,8 @@ class Engine:
         self.scheduler.abort(number)
         if slot >= 0 and live.job.slot < 0:
             self.pool.release(slot)
+        elif slot >= 0:
+            self._going[number] = live  # a tick that is planned already will run it
         self._finish(live, "aborted")
         return True
 
@@ -144,8 +146,9 @@ class Engine:
         for _, slot in tick.preempted:
             self.pool.release(slot)
         outcome, events = run[tick.stage](tick)
-        for _, slot in outcome.freed:
+        for job, slot in outcome.freed:
             self.pool.release(slot)
+            self._going.pop(job.id, None)
         self.tracer.tick(tick, start, self.now())
         return events
 
@@ -175,8 +178,8 @@ class Engine:
             try:
                 names.append(self.add(self.request(prompt, own)))
             except UserError as error:
-                ids = prompt.prompt if isinstance(prompt, Request) else ()
-                names.append(Completion("", tuple(ids), finish_reason="refused", error=str(error)))
+                ids = prompt.prompt if isinstance(prompt, Request) else () if isinstance(prompt, str) else tuple(prompt)
+                names.append(Completion("", ids, finish_reason="refused", error=str(error)))
         while any(isinstance(name, str) and name in self._ids for name in names):
             self.step()
         return [self._done.pop(name) if isinstance(name, str) else name for name in names]
@@ -204,8 +207,10 @@ class Engine:
             if self.tokenizer is None:
                 raise UserError("the prompt is text and there is no tokenizer", where="prompt",
                                 remedy="give token ids, or Engine(…, tokenizer=…)")  # fmt: skip
-            prompt = self.tokenizer(prompt)["input_ids"]  # type: ignore[operator]
-        return Request(tuple(prompt), sampling or Sampling())
+            ids: Sequence[int] = self.tokenizer(prompt)["input_ids"]  # type: ignore[operator]
+        else:
+            ids = prompt
+        return Request(tuple(ids), sampling or Sampling())
 
     def close(self) -> None:
         """Abort what is in flight, and bring the trace to the disk."""
@@ -223,29 +228,33 @@ class Engine:
         """Raise AssertionError where scheduler and pool disagree, or either with itself."""
         self.scheduler.check_integrity()
         self.pool.check_integrity()
+        if self._planned:
+            return  # the pool takes its pages when it runs
         assert (self.pool.free_core, self.pool.free_outer) == (self.scheduler.free_core, self.scheduler.free_outer)
 
     # -- the stages
 
     def _prefill(self, tick: Tick) -> tuple[Outcome, list[TokenEvent]]:
-        lives = [self._live.get(job.id) for job in tick.jobs]
-        assert all(live is not None for live in lives)
-        exits = [self._known_exits(job, *chunk, tick.replay) for job, chunk in zip(tick.jobs, tick.chunks, strict=True)]
+        lives = self._of(tick)
+        exits = [self._known_exits(live, *chunk, tick.replay) for live, chunk in zip(lives, tick.chunks, strict=True)]
         left = self.runner.prefill(
-            [job.slot for job in tick.jobs], tick.chunks, [live.tokens for live in lives if live is not None], exits,
-            [live.request.sampling.seed for live in lives if live is not None],
+            [job.slot for job in tick.jobs], tick.chunks, [live.tokens for live in lives], exits,
+            [live.request.sampling.seed for live in lives],
         )  # fmt: skip
-        return self.scheduler.commit(tick, prompt_exits=left if self.options.ragged_prefill and not tick.replay else None), []
+        return self.scheduler.commit(
+            tick, prompt_exits=left if self.options.ragged_prefill and not tick.replay else None
+        ), []
 
-    def _known_exits(self, job: Job, start: int, stop: int, replay: bool) -> list[int] | None:
+    @staticmethod
+    def _known_exits(live: Live, start: int, stop: int, replay: bool) -> list[int] | None:
         if replay:
-            return job.recorded(start, stop)
-        given = self._live[job.id].request.prompt_replay
+            return live.job.recorded(start, stop)
+        given = live.request.prompt_replay
         return None if given is None else list(given[start:stop])
 
     def _prelude(self, tick: Tick) -> tuple[Outcome, list[TokenEvent]]:
         slots, positions = _slots(tick.jobs), _positions(tick.jobs)
-        lives = [self._live[job.id] for job in tick.jobs]
+        lives = self._of(tick)
         tokens = [live.tokens[job.position] for live, job in zip(lives, tick.jobs, strict=True)]
         before = [live.previous(live.job.position, self._back) for live in lives] if self._back else None
         given = [live.given() for live in lives] if self.options.replays else None
@@ -271,7 +280,7 @@ class Engine:
     def _coda(self, tick: Tick) -> tuple[Outcome, list[TokenEvent]]:
         jobs = tick.jobs
         slots, positions = _slots(jobs), _positions(jobs)
-        lives = [self._live[job.id] for job in jobs]
+        lives = self._of(tick)
         logits = self.runner.coda(slots, positions)
         asked = [live.request.sampling for live in lives]
         most = min(max((s.logprobs or 0 for s in asked), default=0), self._vocab)
@@ -284,6 +293,9 @@ class Engine:
         exited = self.tracer.rows(tick, logits)
         events, finished = [], []
         for row, (live, token, logprob) in enumerate(zip(lives, tokens, logprobs, strict=True)):
+            if live.job.aborted:
+                finished.append(True)
+                continue
             text, reason = live.take(token, self._eos)
             depth = live.job.depth
             live.done.exit_depths.append(depth)
@@ -297,12 +309,13 @@ class Engine:
             events.append(event)
             finished.append(reason is not None)
         outcome = self.scheduler.commit(tick, finished=finished)
-        for live, event in zip(lives, events, strict=True):
+        for event in events:
             if event.finish_reason is not None:
-                del self._live[live.job.id]
-                del self._ids[live.request.id]
-                self._finish(live, event.finish_reason)
+                self._finish(self._live.pop(self._ids.pop(event.request)), event.finish_reason)
         return outcome, events
+
+    def _of(self, tick: Tick) -> list[Live]:
+        return [self._live.get(job.id) or self._going[job.id] for job in tick.jobs]
 
     def _finish(self, live: Live, reason: str) -> None:
         live.done.finish_reason, live.done.finished = reason, self.now()
@@ -319,4 +332,3 @@ def _slots(jobs: Sequence[Job]) -> np.ndarray:
 
 def _positions(jobs: Sequence[Job]) -> np.ndarray:
     return np.fromiter((job.position for job in jobs), dtype=np.int64, count=len(jobs))
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from depthprobe.errors import UserError
 from depthprobe.halting import ExitRule, FixedDepth, FullDepth, QExit, parse_rule
@@ -12,13 +12,15 @@ from depthprobe.models.configuration import LoopedConfig
 from depthprobe.models.modeling import LoopedForCausalLM
 from depthprobe.runtime.layouts import Layout, layout
 from depthprobe.runtime.requests import Request
-from depthprobe.runtime.settings import SchedulerConfig
+from depthprobe.runtime.settings import Policy, SchedulerConfig
 
 if TYPE_CHECKING:
     from depthprobe.runtime.runner import Runner
 
 #: bytes of keys and values that an engine takes unless told otherwise
 KV_BYTES = 1 << 30
+#: names that other servers have for keeping the keys of shared prompts
+_NO_PREFIX_CACHE = ("prefix_caching", "enable_prefix_caching", "prefix_cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,8 @@ class EngineOptions:
     Options:
         exit: exit rule, or its text as in `halting.parse_rule`; None: the model's own Q-exit if it has a gate, else
             all loops.
-        kv: layout of keys and values: ragged, depth-indexed, last-exited, shared, first-then-shared, state-copied. None:
-            ragged, or what the rule needs.
+        kv: layout of keys and values: ragged, depth-indexed, last-exited, shared, first-then-shared, state-copied.
+            None: ragged, or what the rule needs.
         policy: refill, no-refill, lockstep, full.
         width: most rows of a batch.
         spare: further slots, for rows that wait for the coda; None: as many as `width` under refill, else none.
@@ -61,11 +63,11 @@ class EngineOptions:
         *,
         exit: ExitRule | str | None = None,
         kv: Layout | str | None = None,
-        policy: str = "refill",
+        policy: Policy = "refill",
         width: int = 64,
         spare: int | None = None,
         coda_share: float | None = None,
-        prefill: str = "dense",
+        prefill: Literal["dense", "ragged"] = "dense",
         prefill_tokens: int = 512,
         max_len: int | None = None,
         kv_pages: int | None = None,
@@ -74,8 +76,13 @@ class EngineOptions:
         by_depth: bool = False,
         record_gates: bool = True,
         tap: int = 0,
+        **unknown: Any,
     ) -> EngineOptions:
-        """Raises `UserError` where options do not fit the model or each other."""
+        """Raises `UserError` where options do not fit the model or each other, or are not known."""
+        if unknown:
+            name = next(iter(unknown))
+            why = "every request computes its own prompt" if name in _NO_PREFIX_CACHE else "see EngineOptions"
+            raise UserError(f"the engine has no option {name}", where=name, remedy=f"leave it out: {why}")
         if not isinstance(model, LoopedForCausalLM):
             what = f"the runtime serves looped models, not a {type(model).__name__}"
             raise UserError(what, where="model", remedy="load one with depthprobe.load(…).module, or train one")
@@ -100,7 +107,7 @@ class EngineOptions:
             n_loops=loops, width=width, core_pages=kv_pages, outer_pages=tokens if outer else 0, spare=spare,
             policy=policy, kv=chosen, prefill_tokens=prefill_tokens, coda_share=coda_share, horizon=rule.horizon,
             prefill=prefill, by_depth=by_depth, max_len=length,
-        )  # type: ignore[arg-type]  # SchedulerConfig checks the names
+        )  # fmt: skip
         asked = None if policy == "full" or isinstance(rule, FullDepth) else rule
         if not isinstance(tap, int) or tap < 0:
             raise UserError(f"tap is {tap!r}", where="tap", remedy="give a whole number from 0")
@@ -172,7 +179,11 @@ def _rule(exit: ExitRule | str | None, config: LoopedConfig, policy: str, n_loop
     if rule is None:
         gated = config.exit_gate and policy != "full"
         return QExit(config.exit_q) if gated else FullDepth()
-    if policy == "full" and not isinstance(rule, FullDepth) and not (isinstance(rule, FixedDepth) and rule.depth == n_loops):
+    if (
+        policy == "full"
+        and not isinstance(rule, FullDepth)
+        and not (isinstance(rule, FixedDepth) and rule.depth == n_loops)
+    ):
         what = "policy full runs every loop and asks no exit rule"
         raise UserError(what, where=f"exit rule {rule.name}", remedy="leave the rule out, or use policy refill")
     return rule

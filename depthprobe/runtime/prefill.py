@@ -170,7 +170,7 @@ class Prefill:
         _, first, row = np.unique(request, return_index=True, return_inverse=True)
         read = table[slot[first], : int(position.max()) + 1]
         write = read[row, position]
-        self._attend.bind(read, r.put(write), r.put(row), r.put(position), r.kv.zero(stage))
+        self._attend.bind(read, r.put(write), row, position, r.kv.zero(stage))
         self._attend.enter(stage)
         rotary, _ = r.rotary(position)
         return Rotary(rotary.cos.transpose(0, 1), rotary.sin.transpose(0, 1))

@@ -48,7 +48,9 @@ class Recorder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if any(self.folder.iterdir()):
-                raise UserError("the folder of the trace is not empty", where=str(folder), remedy="choose another --out")
+                raise UserError(
+                    "the folder of the trace is not empty", where=str(folder), remedy="choose another --out"
+                )
             self._write_meta({"trace_version": TRACE_VERSION, **about})
         except OSError as error:
             raise _as_user_error(error, self.folder) from error
@@ -130,7 +132,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError("there is no trace here", where=str(folder), remedy="give the --out of `depthprobe trace`") from None
+        raise UserError(
+            "there is no trace here", where=str(folder), remedy="give the --out of `depthprobe trace`"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"the trace cannot be read: {error}", where=str(file)) from None
     version = about.get("trace_version") if isinstance(about, dict) else None

@@ -42,7 +42,9 @@ class Sampling:
                  "not a whole number of 1 or more")  # fmt: skip
         _require(_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "not 0 or more")
         _require(_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "not in (0, 1]")
-        _require(_whole(self.seed) and -(2**63) <= self.seed < 2**63, "seed", self.seed, "not a whole number of 64 bits")
+        _require(
+            _whole(self.seed) and -(2**63) <= self.seed < 2**63, "seed", self.seed, "not a whole number of 64 bits"
+        )
         _require(all(_whole(token) for token in self.stop_tokens), "stop_tokens", self.stop_tokens, "not token ids")
         _require(all(isinstance(text, str) and text for text in self.stop) and not isinstance(self.stop, str), "stop",
                  self.stop, "not a list of strings of which none is empty")  # fmt: skip

@@ -100,6 +100,7 @@ class Runner:
         able = self.device.type == "cpu" and self.dtype in (torch.float32, torch.float64)
         self.sparse = able if sparse is None else sparse
         self.work = Work()
+        self._drawn, self._played = rule is not None and rule.needs_uniform, rule is not None and rule.needs_given
 
         n, d, device = pool.core.shape[0] + 1, self.config.hidden_size, self.device
         self.kv = PagedKV(self.config, pool.n_core, pool.n_outer, self.dtype, device)
@@ -200,6 +201,8 @@ class Runner:
             # at loop 1 an adding model gets the entry alone, others start from it
             self.state[where] = 0.0 if self.config.input_injection == "add" else entry
         self.watch.start(where)
+        if (self._drawn and seeds is None) or (self._played and given is None):
+            raise ValueError("the exit rule needs seeds, or given depths, of every token")
         if seeds is not None:
             self.uniform[where] = uniforms(self.put(_array(seeds)[order]), self.put(position), Purpose.EXIT)
         if given is not None:
@@ -248,7 +251,7 @@ class Runner:
 
         signal, marks = self.watch.look(
             at, kept, loop, before, state, lambda s: self._rule_output(s, slot, position),
-            self.uniform[at], self.given[at],
+            self.uniform[at] if self._drawn else None, self.given[at] if self._played else None,
         )  # fmt: skip
         if floors is not None:
             marks = marks & (loop >= self.put(_array(floors)[order]))

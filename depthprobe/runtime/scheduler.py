@@ -86,10 +86,10 @@ class Scheduler(SchedulerState):
         """The next tick; None where nothing can be planned before a commit, or there is nothing to do (`idle`)."""
         if self._fixed >= 0 or (self._asking and self._asking[0] < self._last_recurrent):
             return None
-        tick = self._cohort_tick() if self._looping.cohorts else self._refill_tick()
-        if tick is None and self._prefilling and not self._outstanding:
-            self._feed_oldest_prefill()
-            tick = self._plan_prefill()
+        plan = self._cohort_tick if self._looping.cohorts else self._refill_tick
+        tick = plan()
+        if tick is None and self._preempted and not self._outstanding:
+            tick = plan()  # with the pages of those that were preempted
         return tick
 
     def _refill_tick(self) -> Tick | None:
@@ -166,12 +166,6 @@ class Scheduler(SchedulerState):
                 return job
             self._enter(job)
         return None
-
-    def _feed_oldest_prefill(self) -> None:
-        """Nothing else can run: those that arrived last give their pages to the prefill that began first."""
-        victims = iter(self._admission.youngest_first())
-        while self._admission.room() < 1 and (victim := next(victims)) is not self._prefilling[0]:
-            self._preempt(victim)
 
     def _plan_prelude(self) -> Tick | None:
         n = min(len(self._entering), self.config.width)

@@ -70,14 +70,14 @@ class Tracer:
         rows = []
         for i, job in enumerate(jobs):
             depth = job.depth
-            lam, criterion, marks = gates[i], criteria[i], met[i]
+            lam, criterion, marks, read = gates[i], criteria[i], met[i], taps[i]
             row = {
                 "exit": depth, "executed": depth, "lambda": None if lam is None else [_short(x) for x in lam[:depth]],
                 "cdf": None if lam is None else _cdf(lam[:depth], self._loops),
                 "criterion": None if criterion is None else [_short(x) for x in criterion[:depth]],
                 "waited": job.ticks_waited, "run": job.ticks_run, "pages": job.core_pages, "margin": margins[i],
                 "start": float(self._began[slots[i]]), "finished": now,
-                "lens": None if taps[i] is None else taps[i][:depth],
+                "lens": None if read is None else read[:depth],
             }  # fmt: skip
             rows.append(row | self._why(depth, marks, job.preemptions))
         return rows
@@ -101,7 +101,9 @@ class Tracer:
             reason = "cap"  # met below the least depth, and never again
         return {"selected": selected, "reason": reason, "decided_at": depth - horizon, "lookahead": horizon}
 
-    def token(self, live: Live, event: TokenEvent, rows: list[dict[str, Any]], row: int, logprob: float) -> dict[str, Any]:
+    def token(
+        self, live: Live, event: TokenEvent, rows: list[dict[str, Any]], row: int, logprob: float
+    ) -> dict[str, Any]:
         """The line of one token."""
         if live.done.first_token is None:
             live.done.first_token = self._engine.now()

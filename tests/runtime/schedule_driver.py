@@ -36,6 +36,7 @@ class Drive:
     frozen: int = 0
     done: dict[int, Job] = field(default_factory=dict)
     finish: dict[int, int] = field(default_factory=dict)  # tokens after which a job stops by itself
+    left: dict[tuple[int, int], int] = field(default_factory=dict)  # depth of (job, position), as told by commits
     n_aborted: int = 0
     since: int = 0  # ticks planned since the last coda
 
@@ -178,6 +179,7 @@ class Drive:
             for job, (start, stop), exits in zip(tick.jobs, tick.chunks, rows, strict=True):
                 if not job.aborted:
                     self.pool.leave([job.slot] * (stop - start), range(start, stop), exits)
+        self.left |= {(job.id, job.position): e for job, e in out.exited}
         if out.exited:
             plan = self.pool.leave(
                 [job.slot for job, _ in out.exited], [job.position for job, _ in out.exited], [e for _, e in out.exited]
@@ -188,6 +190,7 @@ class Drive:
             for job, position in zip(tick.jobs, positions, strict=True):
                 if not job.aborted:
                     assert len(job.exits) == position - job.prompt_len + 2
+                    assert self.left[job.id, position] == job.exits[-1], "told of no exit, or of another"
         for job in out.finished:
             self.done[job.id] = job
         for _, slot in out.freed:
