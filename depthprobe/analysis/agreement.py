@@ -62,6 +62,7 @@ class ExitFacts:
         predicts: a head says what the rule will be met by (else a rule with a horizon is merely late).
         floor: no decoded token leaves before this loop.
         sampled, planned: as of `halting.ExitRule`.
+        layout, prefill: how it was served; they name the rows.
     """
 
     rule: str
@@ -71,6 +72,8 @@ class ExitFacts:
     floor: int = 1
     sampled: bool = False
     planned: bool = False
+    layout: str = "ragged"
+    prefill: str = "dense"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,9 @@ def agreement_table(
         found |= chain | {name: b - a for name, a, b in zip(TERMS, steps, steps[1:], strict=False)}
     table = full.keys.with_columns(
         *(pl.Series(name, values) for name, values in found.items()),
+        rule=pl.lit(facts.rule),
+        layout=pl.lit(facts.layout),
+        prefill=pl.lit(facts.prefill),
         prompt_token=pl.col("index") == 0,
         changed=pl.Series(found["top1_full"]) != pl.col("token"),
     )
@@ -169,12 +175,15 @@ def check_sum(agreement: pl.DataFrame) -> pl.DataFrame:
 
 def agreement_by_hops_table(agreement: pl.DataFrame, *, seed: int = 0, resamples: int = 2000) -> pl.DataFrame:
     """The `agreement_by_hops` table: means over tokens of the terms and of `MEASURES`, by task and hops and over all.
+    What was served in different ways stays apart.
 
     Intervals (95 %) draw clusters; terms that no rule decided are left out.
     """
     rows: list[dict[str, object]] = []
     numbers = agreement.with_columns(total=pl.col("exit") - pl.col("s_full"))
-    for (task,), of_task in numbers.partition_by("task", as_dict=True, maintain_order=True).items():
+    ways = ["rule", "layout", "prefill", "task"]
+    for way, of_task in numbers.partition_by(ways, as_dict=True, maintain_order=True).items():
+        same = dict(zip(ways, way, strict=True))
         marked = _clustered(of_task)
         parts = marked.sort("hops").partition_by("hops", as_dict=True, maintain_order=True)
         cells = [(k, part, "cell") for (k,), part in parts.items() if k is not None]
@@ -187,7 +196,7 @@ def agreement_by_hops_table(agreement: pl.DataFrame, *, seed: int = 0, resamples
                 values = cell[term].to_numpy().astype(np.float64)
                 bounds = mean_interval(values, clusters, resamples=resamples, seed=seed)
                 mean, low, high = (None if np.isnan(value) else float(value) for value in bounds)
-                rows.append({"task": task, "hops": hops, "term": term, "mean": mean, "low": low, "high": high,
+                rows.append({**same, "hops": hops, "term": term, "mean": mean, "low": low, "high": high,
                              "nonzero": float((values != 0).mean()), **size})  # fmt: skip
     return tables.conform("agreement_by_hops", rows)
 

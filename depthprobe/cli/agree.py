@@ -63,7 +63,7 @@ def command(
 
     _quiet_libraries()
     from depthprobe.analysis.agreement import Epsilon, epsilon_of
-    from depthprobe.pipeline.agree import agree
+    from depthprobe.pipeline.agree import add_to_run, agree
     from depthprobe.runs.trace_tables import write_tables
     from depthprobe.runtime.record import read_meta
 
@@ -80,7 +80,7 @@ def command(
     if run is not None and report:
         from depthprobe.report import write_report
 
-        write_tables(run, {name: found.tables[name] for name in ("agreement", "agreement_by_hops")})
+        add_to_run(run, found)
         typer.echo(write_report(run))
     typer.echo(place / "tables")
 

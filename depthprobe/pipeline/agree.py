@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from depthprobe.halting import ExitRule
     from depthprobe.models import LoopedForCausalLM
 
-__all__ = ["Agreement", "agree"]
+__all__ = ["Agreement", "add_to_run", "agree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def agree(
     looped = _model(about, model, device, folder)
     rule = _rule(about, model) if rule is None else rule
     facts = ExitFacts(rule.spec(), int(about["n_loops"]), rule.horizon, rule.needs_lookahead, rule.min_depth,
-                      rule.sampled, rule.planned)  # fmt: skip
+                      rule.sampled, rule.planned, about["kv"], about["prefill"])  # fmt: skip
     refuse_sampled(facts)
     epsilon = epsilon_of(about["dtype"]) if epsilon is None else epsilon
 
@@ -129,6 +129,24 @@ def agree(
         compared = _against_lens(Path(run).expanduser(), items, found, epsilon, say)
     found["agreement_by_hops"] = agreement_by_hops_table(found["agreement"], seed=seed, resamples=resamples)
     return Agreement(found, about, epsilon, served.left_out, ties, gap, compared, seconds)
+
+
+def add_to_run(run: str | Path, found: Agreement) -> None:
+    """Put the agreement into a run folder, for its report. Rows of traces that were served otherwise stay.
+
+    Raises:
+        UserError: no run there, or a table that cannot be read or written.
+    """
+    from depthprobe.report.data import read_table
+    from depthprobe.runs.trace_tables import write_tables
+
+    folder, way = Path(run).expanduser(), ["rule", "layout", "prefill"]
+    joined = {}
+    for name in ("agreement", "agreement_by_hops"):
+        new = found.tables[name]
+        others = read_table(folder, name, required=False).join(new.select(way).unique(), on=way, how="anti")
+        joined[name] = pl.concat([others, new])
+    write_tables(folder, joined)
 
 
 def _model(about: dict[str, Any], given: str | LoopedForCausalLM | None, device: str, trace: Path) -> LoopedForCausalLM:

@@ -18,6 +18,11 @@ _TERMS: dict[str, pl.DataType] = {
     name: pl.Int32()
     for name in ("gate", "cache_prompt", "cache_decode", "lookahead", "delay", "cap_floor", "numerics")
 }
+_HOW: dict[str, pl.DataType] = {
+    "rule": pl.String(),  # the exit rule's text
+    "layout": pl.String(),  # of keys and values
+    "prefill": pl.String(),  # "dense" | "ragged"
+}
 _CHAIN: dict[str, pl.DataType] = {
     name: pl.Int32() for name in ("g_full", "g_prompt", "g_served", "predicted", "delayed", "capped")
 }
@@ -101,8 +106,10 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
         "marked": pl.Boolean(),
         "asked_distance": pl.Float64(),
     },
+    # rows of several traces may stand together; rule, layout and prefill tell them apart
     # exit − s_full = gate + cache_prompt + cache_decode + lookahead + delay + cap_floor + numerics, exactly
     "agreement": {
+        **_HOW,
         **_TOKEN,
         **ITEM_KEYS,
         "token": pl.Int64(),
@@ -119,6 +126,7 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
     },
     # the mean of a term, or of "total" (exit − s_full), "s_full", "s_served", "exit", "changed"
     "agreement_by_hops": {
+        **_HOW,
         "task": pl.String(),
         "hops": pl.Int32(),  # null: all
         "term": pl.String(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -34,8 +36,8 @@ def replayed(rows: list[dict], loops: int) -> pl.DataFrame:
             for d in range(loops):
                 lines.append({
                     "request": row["request"], "index": row["index"], "token": 7, "exit": row["exit"], "loop": d + 1,
-                    "kv": kv, "top1": own["top1"][d], "equals_final": own["top1"][d] == own["top1"][-1], "logprob": -1.0,
-                    "margin": 1.0, "met": own["met"][d], "marked": own["marked"][d], "criterion": 0.7, "distance": 0.4,
+                    "kv": kv, "top1": own["top1"][d], "equals_final": own["top1"][d] == own["top1"][-1],
+                    "logprob": -1.0, "margin": 1.0, "met": own["met"][d], "marked": own["marked"][d], "criterion": 0.7, "distance": 0.4,
                     "asked": 0.7, "asked_distance": row.get("distance", 0.4),
                 })  # fmt: skip
     return tables.conform("replayed", lines)
@@ -96,10 +98,11 @@ def test_the_terms_are_the_differences_and_add_up(case: tuple[list[dict], ExitFa
         chain = [*slowly(row, facts), row["exit"]]
         named = ("s_full", "g_full", "g_prompt", "g_served", "predicted", "delayed", "capped", "exit")
         assert [got[name] for name in named] == chain
-        assert [got[term] for term in TERMS] == [b - a for a, b in zip(chain, chain[1:], strict=False)]
+        assert [got[term] for term in TERMS] == [b - a for a, b in pairwise(chain)]
         assert sum(got[term] for term in TERMS) == got["exit"] - got["s_full"]
         assert got["prompt_token"] == (got["index"] == 0) and got["top1_full"] == row["full"]["top1"][-1]
-        assert got["top1_served"] == row["served"]["top1"][row["exit"] - 1] and got["changed"] == (got["top1_full"] != 7)
+        assert got["top1_served"] == row["served"]["top1"][row["exit"] - 1]
+        assert got["changed"] == (got["top1_full"] != 7)
 
 
 @settings(max_examples=80, deadline=None)
@@ -175,7 +178,8 @@ def test_means_by_hops_draw_clusters() -> None:
     assert of[1, "changed"]["mean"] == 1  # 7 was served, full depth says 5
     planned = agreement_table(replayed(rows, 3), requests(names), ExitFacts("fixed:2", 3, planned=True), NEAR)
     assert planned["gate"].null_count() == 24 and planned["task"].null_count() == 24
-    assert set(agreement_by_hops_table(planned, resamples=50)["term"]) == {"total", "s_full", "s_served", "exit", "changed"}
+    means = agreement_by_hops_table(planned, resamples=50)
+    assert set(means["term"]) == {"total", "s_full", "s_served", "exit", "changed"}
     empty = agreement_table(tables.empty("replayed"), requests([]), ExitFacts("q:0.5", 3), NEAR)
     assert empty.height == 0 and agreement_by_hops_table(empty).height == 0
 
@@ -185,10 +189,13 @@ def test_the_lens_must_agree_on_the_same_prompts() -> None:
     rows = [{"request": name, "index": 0, "exit": 1, "full": own, "served": own} for name in "ab"]
     replay, asked = replayed(rows, 3), requests(["a", "b"], item=["x", "y"], prompt=[[1, 2], [3]])
     found = agreement_table(replay, asked, ExitFacts("q:0.5", 3), NEAR)
-    items = pl.DataFrame({"item": ["x", "y"], "prompt_ids": [[1, 2], [3, 4]]}, schema_overrides={"prompt_ids": pl.List(pl.Int32)})
-    settling = pl.DataFrame({"item": ["x", "y"], "settling_loop": [2, 1]}, schema_overrides={"settling_loop": pl.Int32})
+    kinds = {"prompt_ids": pl.List(pl.Int32), "settling_loop": pl.Int32}
+    columns = {"item": ["x", "y"], "prompt_ids": [[1, 2], [3, 4]], "settling_loop": [2, 1]}
+    frame = pl.DataFrame(columns, schema_overrides=kinds)
+    items, settling = frame.drop("settling_loop"), frame.drop("prompt_ids")
+    later = settling.with_columns(settling_loop=pl.lit(3, pl.Int32))
     assert check_against_lens(found, replay, asked, settling, items, NEAR) == 1  # y was asked in other words
     with pytest.raises(UserError, match=r"settle at loop 3, the replay at 2 \(item x\)"):
-        check_against_lens(found, replay, asked, settling.with_columns(settling_loop=pl.lit(3, pl.Int32)), items, NEAR)
+        check_against_lens(found, replay, asked, later, items, NEAR)
     tie = replay.with_columns(margin=pl.lit(1e-5))
-    assert check_against_lens(found, tie, asked, settling.with_columns(settling_loop=pl.lit(3, pl.Int32)), items, NEAR) == 1
+    assert check_against_lens(found, tie, asked, later, items, NEAR) == 1

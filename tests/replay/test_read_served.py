@@ -165,7 +165,7 @@ def test_tables_of_a_trace(tmp_path: Path, model: LoopedForCausalLM) -> None:
         assert len(row["lens"]) == len(row["gate_lambda"]) == row["exit"] and len(row["lens"][0]) == 2
     # the tap reads the state by norm and head; without a coda that is the replay's readout
     replayed = agree(folder, model=model, resamples=20).tables["replayed"].filter(kv="served")
-    seen = dict(((r, i, d), t) for r, i, d, t in replayed.select("request", "index", "loop", "top1").iter_rows())
+    seen = {(r, i, d): t for r, i, d, t in replayed.select("request", "index", "loop", "top1").iter_rows()}
     for row in tokens.iter_rows(named=True):
         assert [best[0] for best in row["lens"]] == [
             seen[row["request"], row["index"], loop] for loop in range(1, row["exit"] + 1)

@@ -144,7 +144,9 @@ def test_drawn_exits_are_excluded_by_name(tmp_path: Path, text: str) -> None:
     assert replay(model, requests, parse_rule(text))["criterion"].null_count() > 0  # the readouts are still there
 
 
-@pytest.mark.parametrize(("kv", "text"), [("shared", "q:0.5"), ("first-then-shared", "q:0.5"), ("state-copied", "act:0.2")])
+@pytest.mark.parametrize(
+    ("kv", "text"), [("shared", "q:0.5"), ("first-then-shared", "q:0.5"), ("state-copied", "act:0.2")]
+)
 def test_what_has_no_parallel_forward_is_refused_by_name(tmp_path: Path, kv: str, text: str) -> None:
     model = tiny(4)
     folder = serve(tmp_path / "t", model, text, asked(1), kv=kv)
