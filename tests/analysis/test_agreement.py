@@ -37,8 +37,8 @@ def replayed(rows: list[dict], loops: int) -> pl.DataFrame:
                 lines.append({
                     "request": row["request"], "index": row["index"], "token": 7, "exit": row["exit"], "loop": d + 1,
                     "kv": kv, "top1": own["top1"][d], "equals_final": own["top1"][d] == own["top1"][-1],
-                    "logprob": -1.0, "margin": 1.0, "met": own["met"][d], "marked": own["marked"][d], "criterion": 0.7, "distance": 0.4,
-                    "asked": 0.7, "asked_distance": row.get("distance", 0.4),
+                    "logprob": -1.0, "margin": 1.0, "met": own["met"][d], "marked": own["marked"][d],
+                    "criterion": 0.7, "distance": 0.4, "asked": 0.7, "asked_distance": row.get("distance", 0.4),
                 })  # fmt: skip
     return tables.conform("replayed", lines)
 
