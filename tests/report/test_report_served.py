@@ -35,8 +35,8 @@ def add_served(run: Path, task: str = "follow", seed: int = 0) -> Path:
                 left = 3 if planned else settles + sum(terms.values())
                 rows.append({
                     **item, "rule": rule, "layout": "ragged", "prefill": "dense", "request": item["item"],
-                    "index": index, "token": 1, "prompt_token": index == 0, "s_full": settles, "s_served": settles, "exit": left,
-                    "top1_full": 1, "top1_served": 1, "changed": False, "margin": 1.0,
+                    "index": index, "token": 1, "prompt_token": index == 0, "s_full": settles, "s_served": settles,
+                    "exit": left, "top1_full": 1, "top1_served": 1, "changed": False, "margin": 1.0,
                     **({} if planned else terms),
                 })  # fmt: skip
     found = tables.conform("agreement", [{**dict.fromkeys(tables.SCHEMAS["agreement"]), **row} for row in rows])
