@@ -38,6 +38,9 @@ def command(
     model: Annotated[
         str | None, typer.Option("--model", help="The model that served, if it is not where the trace says.")
     ] = None,
+    lookahead: Annotated[
+        str | None, typer.Option("--lookahead", help="The head that served; the one beside the model if not given.")
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu",
     batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, help="Most tokens of a forward.")] = 4096,
     epsilon: Annotated[
@@ -70,8 +73,9 @@ def command(
     default = epsilon_of(read_meta(trace)["dtype"])
     near = Epsilon(default.criterion if epsilon is None else epsilon, default.margin if margin is None else margin)
     found = agree(
-        trace, run, model=model, device=device, epsilon=near, batch_tokens=batch_tokens, seed=seed, remark=_say
-    )
+        trace, run, model=model, lookahead=lookahead, device=device, epsilon=near, batch_tokens=batch_tokens,
+        seed=seed, remark=_say,
+    )  # fmt: skip
     place = trace if out is None else out
     write_tables(place, found.tables)
     _tell(found)
@@ -106,7 +110,7 @@ def _tell(found: Agreement) -> None:
         title = f"{task or 'all requests'}, {how}: means in loops, with 95 % intervals"
         shown = Table(title=title, title_justify="left")
         for head in ("hops", "tokens", *(_HEADS[term] for term in terms)):
-            shown.add_column(head, justify="left" if head == "hops" else "right", no_wrap=True)
+            shown.add_column(head, justify="left" if head == "hops" else "right", no_wrap=head in ("hops", "tokens"))
         for (hops,), cell in part.partition_by("hops", as_dict=True, maintain_order=True).items():
             of = {row["term"]: row for row in cell.iter_rows(named=True)}
             name = "all" if hops is None else f"k = {hops}"
@@ -130,4 +134,4 @@ def _cell(row: dict[str, float | str | None]) -> str:
     mean, low, high = row["mean"], row["low"], row["high"]
     sign = "" if row["term"] in ("s_full", "exit") else "+"
     shown = f"{mean:{sign}.2f}"
-    return shown if low is None or high is None else f"{shown} ({low:{sign}.2f} to {high:{sign}.2f})"
+    return shown if low is None or high is None else f"{shown}\n{low:{sign}.2f} to {high:{sign}.2f}"

@@ -55,6 +55,7 @@ def agree(
     run: str | Path | None = None,
     *,
     model: str | LoopedForCausalLM | None = None,
+    lookahead: str | None = None,
     rule: ExitRule | None = None,
     device: str = "cpu",
     epsilon: Epsilon | None = None,
@@ -70,6 +71,7 @@ def agree(
         run: folder of `depthprobe analyze` with the same items: gives their clusters, and the lens' settling, with
             which the replay's is compared.
         model: the model that served, if it is not where the trace says.
+        lookahead: file or folder of the head that served; None: as the trace says, else the one beside the model.
         rule: the exit rule that served, if the trace's text does not say it all (a lookahead head in memory).
         epsilon: what counts as rounding; None: `epsilon_of` the trace's dtype.
         batch_tokens: most tokens of a forward.
@@ -97,7 +99,7 @@ def agree(
     about = read_meta(folder)
     check_replayable(about["kv"])
     looped = _model(about, model, device, folder)
-    rule = _rule(about, model) if rule is None else rule
+    rule = _rule(about, model, lookahead) if rule is None else rule
     facts = ExitFacts(rule.spec(), int(about["n_loops"]), rule.horizon, rule.needs_lookahead, rule.min_depth,
                       rule.sampled, rule.planned, about["kv"], about["prefill"])  # fmt: skip
     refuse_sampled(facts)
@@ -175,18 +177,20 @@ def _model(about: dict[str, Any], given: str | LoopedForCausalLM | None, device:
     return opened.model
 
 
-def _rule(about: dict[str, Any], model: object) -> ExitRule:
+def _rule(about: dict[str, Any], model: object, lookahead: str | None) -> ExitRule:
     from depthprobe.depth.load import find_folder
     from depthprobe.halting import LookaheadHead, parse_rule
 
     text = about["exit"]
-    if not text.startswith("lookahead"):
-        return parse_rule(text)
-    try:
-        return parse_rule(text)  # a rule that is only late needs no head
-    except UserError:
-        pass
-    place = about.get("lookahead")
+    if lookahead is not None and not text.startswith("lookahead"):
+        raise UserError("a lookahead head is given and the rule does not look ahead", where=text, remedy="leave it out")
+    if lookahead is None:
+        try:
+            return parse_rule(text)  # also one that is only late needs no head
+        except UserError:
+            if not text.startswith("lookahead"):
+                raise
+    place = lookahead or about.get("lookahead")
     if not place:
         name = model if isinstance(model, str) else about.get("model")
         if not name:

@@ -89,6 +89,7 @@ def test_what_does_not_belong_together(
     assert "there is no trace here" in refused(tmp_path / "nothing")
     assert "there is no run here" in refused(tmp_path / "nothing", trace)
     assert "there is no run to report in" in refused(trace, "--report")
+    assert "the rule does not look ahead" in refused(trace, "--lookahead", str(tmp_path))
     assert "3 folders are given" in refused(run, trace, trace)
     assert "follow-demo is not the model that served" in refused(trace, "--model", "follow-demo")
     settling = run / "tables" / "settling.parquet"
