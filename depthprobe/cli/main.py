@@ -38,6 +38,7 @@ from depthprobe.errors import UserError
 #: name -> the line in `depthprobe --help`; the module is depthprobe.cli.<name>
 COMMANDS: dict[str, str] = {
     "analyze": "Measure how a model uses its depth as questions get harder, and write a report.",
+    "agree": "Hold a trace against the lens: why each served token left where it did.",
     "report": "Draw report.html again from a run folder's tables.",
     "tasks": "Generate, check and show kinship and follow questions.",
     "trace": "Serve questions with early exits, and keep the record of every exit.",

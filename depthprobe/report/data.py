@@ -29,7 +29,9 @@ _CAUSAL = (
     "patching_by_role", "windows", "window_slopes", "knockout", "knockout_by_depth", "knockout_slopes",
     "effective_by_hops", "effective_depths", "effective_slopes",
 )  # fmt: skip
-_OPTIONAL = ("settling_by_hops", "shortcuts", "differences", "exits", "fixed_exits", "exits_by_hops", *_CAUSAL)
+_SERVED = ("agreement", "agreement_by_hops")
+_LENS = ("settling_by_hops", "shortcuts", "differences", "exits", "fixed_exits", "exits_by_hops")
+_OPTIONAL = (*_LENS, *_CAUSAL, *_SERVED)
 _ORDER = ("kinship", "follow")
 
 
@@ -183,6 +185,8 @@ class Task:
     effective_by_hops: pl.DataFrame
     effective_depths: pl.DataFrame
     effective_slopes: pl.DataFrame
+    agreement: pl.DataFrame
+    agreement_by_hops: pl.DataFrame
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}, hops {list(self.hops)}, {self.n_stories} stories, {self.items.height} questions)"

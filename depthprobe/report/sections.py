@@ -15,6 +15,7 @@ from depthprobe.report.causal import causal_blocks
 from depthprobe.report.data import Run, Task
 from depthprobe.report.figures import Grid
 from depthprobe.report.palette import hop_token
+from depthprobe.report.served import served_blocks
 from depthprobe.report.text import count, interval, missing, number, percent, points_interval, signed
 from depthprobe.report.words import ABOUT, shortcut_name
 
@@ -80,6 +81,7 @@ def section(run: Run, task: Task, headline: str, exit_q: float | None) -> Sectio
             _settling(task),
             *_groups(task),
             _gate(task, exit_q),
+            *served_blocks(task),
             *causal_blocks(run, task),
         ),
     )

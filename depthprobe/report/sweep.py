@@ -22,7 +22,7 @@ __all__ = ["Place", "patched_task"]
 _MADE = ("windows", "window_slopes", "patching_by_role", "knockout_by_depth", "knockout_slopes")
 _LENS_ONLY = (
     "items", "settling", "settling_by_hops", "accuracy", "slopes", "shortcuts", "differences", "exits", "fixed_exits",
-    "exits_by_hops", "effective_by_hops", "effective_depths", "effective_slopes",
+    "exits_by_hops", "effective_by_hops", "effective_depths", "effective_slopes", "agreement", "agreement_by_hops",
 )  # fmt: skip
 
 

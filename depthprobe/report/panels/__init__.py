@@ -10,6 +10,7 @@ from depthprobe.report.panels.knockout import knockout_curves
 from depthprobe.report.panels.loops import layers_within_loops
 from depthprobe.report.panels.patching import controls_beside_donors, patching_map
 from depthprobe.report.panels.probabilities import probability_curves
+from depthprobe.report.panels.served import exit_minus_settling, served_terms
 from depthprobe.report.panels.settling import settling_strips
 from depthprobe.report.panels.tokens import patched_tokens
 from depthprobe.report.panels.windows import no_windows, windows_by_hops
@@ -20,6 +21,7 @@ __all__ = [
     "compare_accuracy",
     "contributions",
     "controls_beside_donors",
+    "exit_minus_settling",
     "exit_trade_off",
     "exits_by_hops",
     "knockout_curves",
@@ -30,6 +32,7 @@ __all__ = [
     "patched_tokens",
     "patching_map",
     "probability_curves",
+    "served_terms",
     "settling_strips",
     "skips",
     "windows_by_hops",
