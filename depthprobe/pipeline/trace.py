@@ -90,13 +90,13 @@ def trace(
     split_given = questions.get("split") is not None
     opened, requests = _requests(config, split_given, prompts, max_new_tokens, temperature, top_p, remark, say)
     served = _looped(opened)
-    rule = _rule(exit, lookahead, model, served)
+    rule, head = _rule(exit, lookahead, model, served)
     from depthprobe.runtime import Engine
 
     about = {
         "model": config.model, "model_fingerprint": opened.fingerprint(), "rate": rate, "seed": config.seed,
         "task": None if prompts is not None else list(config.task),
-        "prompts": None if prompts is None else str(prompts),
+        "prompts": None if prompts is None else str(prompts), "lookahead": head,
     }  # fmt: skip
     tokenizer = opened.tokenizer
     with Engine(served, exit=rule, tokenizer=tokenizer, record=Path(out), about=about, **(engine or {})) as running:
@@ -135,14 +135,15 @@ def _requests(
             out.append(Request(tuple(ids), sampling(tokens, index), id=f"p{index}"))
         return model, out
     from depthprobe.pipeline.prepare import opened
+    from depthprobe.tasks.intervals import cluster_of
 
     ready = opened(config, split_given=split_given, say=remark, told=say)
     return ready.model, [
         Request(
             target.prompt_ids, sampling(max_new or len(target.answer_ids), index), id=target.item.id,
             about={
-                "item": target.item.id, "hops": target.item.hops, "task": target.item.task,
-                "answer_ids": list(target.answer_ids),
+                "item": target.item.id, "story": target.item.story_id, "cluster": cluster_of(target.item),
+                "hops": target.item.hops, "task": target.item.task, "answer_ids": list(target.answer_ids),
             },
         )
         for index, target in enumerate(ready.prepared.targets)
@@ -199,7 +200,8 @@ def _looped(model: DepthModel) -> Any:
     return inner
 
 
-def _rule(exit: str | None, lookahead: str | None, model: str, served: Any) -> Any:
+def _rule(exit: str | None, lookahead: str | None, model: str, served: Any) -> tuple[Any, str | None]:
+    """The rule, and where its lookahead head comes from."""
     from depthprobe.halting import LookaheadHead, parse_rule
 
     looks_ahead = exit is not None and exit.replace(" ", "").startswith("lookahead")
@@ -207,15 +209,15 @@ def _rule(exit: str | None, lookahead: str | None, model: str, served: Any) -> A
         if lookahead is not None:
             what = "a lookahead head is given and the rule does not look ahead"
             raise UserError(what, where="lookahead", remedy="ask for --exit lookahead:0.5")
-        return exit
+        return exit, None
     assert exit is not None
     try:
-        return parse_rule(exit)
+        return parse_rule(exit), None
     except UserError:
         from depthprobe.models import embedded_models, embedded_path
 
         place = lookahead or (str(embedded_path(model)) if model in embedded_models() else model)
-        return parse_rule(exit, LookaheadHead.load(place, served))
+        return parse_rule(exit, LookaheadHead.load(place, served)), str(place)
 
 
 def _serve(
