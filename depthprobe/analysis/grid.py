@@ -16,6 +16,7 @@ from depthprobe.errors import UserError
 __all__ = ["DepthGrid", "with_clusters"]
 
 _KEYS = ("item", "story", "cluster", "task", "hops")
+_AT = ("item", "depth")
 _AXIS = ("depth", "loop", "layer", "is_loop_end")
 _READ = (
     "candidate_correct",
@@ -65,7 +66,8 @@ class DepthGrid:
         """Task → grid, tasks in alphabetical order.
 
         Args:
-            kind: of the column `lens`; default: the only one there is, "plain" where there are several.
+            kind: of the column `lens`; default: all where each depth is read by one, "plain" where one is read by
+                several.
 
         Raises:
             UserError: no rows, an item read twice at one depth, or an item that lacks a depth.
@@ -73,8 +75,10 @@ class DepthGrid:
         rows = lens
         if "lens" in lens.columns:
             kinds = lens["lens"].unique().to_list()
-            wanted = kind or (kinds[0] if len(kinds) == 1 else "plain")
-            rows = lens.filter(pl.col("lens") == wanted)
+            # a coda lens reads loop ends alone, and other depths are plain beside it
+            several = kind is None and len(kinds) > 1 and bool(lens.select(_AT).is_duplicated().any())
+            wanted = "plain" if several else kind
+            rows = lens if wanted is None else lens.filter(pl.col("lens") == wanted)
         if rows.is_empty():
             raise UserError("the lens table has no rows", remedy="run `depthprobe analyze` again")
         names = sorted(rows["task"].unique().to_list())

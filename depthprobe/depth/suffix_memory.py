@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from depthprobe.depth.tapped import TappedModel
 
 #: What allocator and matrix library hold on to beside what is in use (measured).
-HELD_BYTES = 16 << 20
+HELD_BYTES = 6 << 20
 
 
 class TooLittleMemoryError(UserError):
@@ -31,7 +31,8 @@ class TooLittleMemoryError(UserError):
     def __init__(self, name: str, least: int, given: int) -> None:
         self.least = least
         what = f"a sweep of {name} needs {kibibytes(least)} beside the model, and {kibibytes(given)} are allowed"
-        super().__init__(what, where="max_memory", remedy=f"allow {kibibytes(least)} or more, or sweep fewer cells")
+        remedy = f"allow {kibibytes(least)} or more, or sweep fewer cells"
+        super().__init__(what, where="max_bytes, --max-memory", remedy=remedy)
 
     def __reduce__(self) -> tuple[object, ...]:
         return UserError.__reduce__(self)

@@ -16,6 +16,9 @@ from depthprobe.errors import UserError
 from depthprobe.lens.table import items_of, prepare_items
 from depthprobe.tasks.items import Item
 
+#: A smaller KL (nats) than its text shows is not told as something that the output rests on.
+LEAST_SHOWN = 0.005
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EffectiveDepth:
@@ -47,11 +50,13 @@ class EffectiveDepth:
         most = layers.sort("skip_kl", descending=True).row(0, named=True)
         n_items = self.frame["item"].n_unique()
         parts = f"{layers.height} layers" + (f" and {loops} loops" if loops else "")
-        return (
-            f"EffectiveDepth({self.model_name}: {n_items} items × {parts}; the output rests most on "
-            f"loop {most['loop']} layer {most['layer']}, KL {most['skip_kl']:.2f} without it"
-            f"{f' ({self.spared} spared at the front)' if self.spared else ''}; .frame, .profile())"
+        said = (
+            f"the output rests most on loop {most['loop']} layer {most['layer']}, KL {most['skip_kl']:.2f} without it"
+            if most["skip_kl"] >= LEAST_SHOWN
+            else f"without any one layer the output is the same (KL below {LEAST_SHOWN})"
         )
+        spared = f" ({self.spared} spared at the front)" if self.spared else ""
+        return f"EffectiveDepth({self.model_name}: {n_items} items × {parts}; {said}{spared}; .frame, .profile())"
 
     def _repr_html_(self) -> str:
         return f"<div><b>{escape(repr(self))}</b></div>{self.profile()._repr_html_()}"

@@ -171,8 +171,9 @@ class _One:
         allowed = engine_bytes(self.max_bytes)
         try:
             done = model.resume(device_ids, [*cells, *extra], at, (last,), engine=self.engine, max_bytes=allowed)
-        except TooLittleMemoryError as error:  # what the user is told to allow is for the states too
-            least = int(error.least / (1 - _SHARE)) + 1
+        except TooLittleMemoryError as error:
+            # what the user is told to allow is for the states too, and for somewhat longer stories to come
+            least = int(1.125 * error.least / (1 - _SHARE)) + 1
             raise TooLittleMemoryError(model.name, least, self.max_bytes) from None
         found = done.states[last]
         # neither the oracles nor the clean run was asked for; an oracle whose value is what stands there does not run
@@ -340,7 +341,7 @@ def fitting(
         if held + size > limit:
             need = kibibytes(int((held + size) / _SHARE) + 1)
             what = f"one cell of a sweep of {model.name} needs {need}, and {kibibytes(max_bytes)} are allowed"
-            raise UserError(what, where="max_memory", remedy="allow more, or patch fewer places at once")
+            raise UserError(what, where="max_bytes, --max-memory", remedy="allow more, or patch fewer places at once")
         numbers.append(number)
         held, states = held + size, states | new
     if numbers:

@@ -187,7 +187,7 @@ def _lead(found: Sequence[Measure], task: Task, name: str) -> str:
     elif said:
         lead = f"no measure that changes the model shows that {uses}: {' and '.join(said)}"
     else:
-        lead = f"whether {uses} is not told by any measure that changes it"
+        lead = f"no measure that changes the model tells whether {uses}"
     places = [one for one in found if one.place and one.says in ("later", "earlier")]
     moved = " and ".join(f"{one.says} by {one.short}" for one in places)
     why = "Where skipping matters, which is not how much of the depth is used, moves with more hops"

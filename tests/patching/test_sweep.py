@@ -328,7 +328,7 @@ def test_a_small_memory_splits_the_sweep(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) > 5 and max(calls) < whole.n_cells / 2
     for name in ("ld_patched", "p_answer"):
         torch.testing.assert_close(whole.frame[name].to_torch(), split.frame[name].to_torch(), rtol=1e-4, atol=1e-4)
-    with pytest.raises(UserError, match=r"one cell .* needs .* are allowed \(max_memory\)"):
+    with pytest.raises(UserError, match=r"one cell .* needs .* are allowed \(max_bytes, --max-memory\)"):
         depthprobe.causal_patch(model, asked, max_bytes=1000)
 
 

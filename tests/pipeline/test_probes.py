@@ -275,6 +275,8 @@ def test_the_coda_lens_of_a_run(tiny: Path, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"task": "kinship", "hops": "1-2", "n": 1, "resamples": 100, "browse": 1, "lens": "coda"}
     run = depthprobe.analyze(str(with_coda), out=tmp_path / "run", **asked)
     assert set(run.table("lens").filter("is_loop_end")["lens"]) == {"coda"} and run.table("tokens").height
+    # every depth is read by one lens or the other, and all of them are told
+    assert sorted(set(run.table("accuracy")["depth"])) == sorted(set(run.table("lens")["depth"]))
     coda, plain = (dry_run(str(with_coda), **asked | {"lens": lens}).probes[0].flops for lens in ("coda", "plain"))
     assert coda > plain
     with pytest.raises(UserError, match="lens"):

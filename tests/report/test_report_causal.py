@@ -192,7 +192,7 @@ def test_each_probe_stands_alone(names: tuple[str, ...], ids: str, small_run: Pa
     html = render(run)
     figures = [f for block in causal_blocks(run, run.tasks[0]) for f in block.figures]
     assert any(figure.id.endswith(ids) for figure in figures)
-    assert "is not told by any measure" in html and "no story" in html
+    assert "no measure that changes the model tells whether" in html and "no story" in html
     assert "<b>x</b>" not in html
     for figure in figures:
         figure.plotly()
@@ -255,7 +255,7 @@ def test_the_page_says_by_which_measure(causal_run: Path, deep_causal_run: Path)
     assert f"+{row['slope']:.2f} loops {row['low']:.2f} to {row['high']:.2f} later with more hops" in words
     assert f"{row['n_pairs']} pairs, right on both stories" in words
     few = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", render(_run(deep_causal_run)).split("<script")[0]))
-    assert "is not told by any measure" in few and "too few clusters (8 of 50)" in few
+    assert "no measure that changes the model tells whether" in few and "too few clusters (8 of 50)" in few
 
 
 def test_windows_say_where_each_end_is_patched(causal_run: Path, tmp_path: Path) -> None:
@@ -335,4 +335,4 @@ def test_looped_axis_of_one_hop(tmp_path: Path) -> None:
     run = read_run(add_causal(folder, n_positioned=3))
     for figure in (f for block in causal_blocks(run, run.tasks[0]) for f in block.figures):
         figure.plotly()
-    assert "is not told by any measure" in render(run)
+    assert "no measure that changes the model tells whether" in render(run)
