@@ -28,11 +28,13 @@ record_overhead           seconds with a record over those without, − 1: two e
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
-import statistics
+import random
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +42,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-
 from cdb_load import Load, Shape, make_load, prefill
-from cdb_serve import CLOCKS, EngineRun, Run, Seconds, StaticRun, in_turn, over
+from cdb_serve import EngineRun, Run, Seconds, StaticRun, in_turn, over, per_row
 
+#: parts of a step that are neither a stage nor sampling
+PYTHON = ("engine", "scheduler", "pool", "page index")
 QUICK = Shape(requests=128, prompts=32, prompt=24, new=12, hidden=384, heads=6, kv_heads=2, intermediate=1024,
               vocabulary=16_384)  # fmt: skip
 
@@ -54,80 +57,171 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smaller model and fewer requests")
     parser.add_argument("--tables", action="store_true", help="also over widths, contexts and shares of F0")
     parser.add_argument("--requests", type=int, help="how many; default 256, with --quick 128")
+    parser.add_argument("--only", help="of those compared, these alone, with commas between; no other part runs")
     options = parser.parse_args()
     torch.set_num_threads(1)
     shape = QUICK if options.quick else Shape()
     if options.requests:
-        shape = Shape(**{**vars(shape), "requests": options.requests})
+        shape = dataclasses.replace(shape, requests=options.requests)
     load = make_load(shape)
     begun = Seconds.now()
     prefilled = prefill(load)
-    took = Seconds.now() - begun
+    prefill_s = (Seconds.now() - begun).cpu / prefilled
     results: dict[str, Any] = {"quick": options.quick} | {f"shape_{k}": v for k, v in vars(shape).items()}
-    results |= {"mean_exit": load.mean_exit, "prefill_tokens_per_s": prefilled / took.cpu}
-    results |= compared(load, took.cpu / prefilled)
-    results |= recorded(load)
-    results |= generated(load, results["refill_tokens_per_s"])
+    results |= {"mean_exit": load.mean_exit, "prefill_tokens_per_s": 1 / prefill_s}
+    results |= compared(load, prefill_s, options.only.split(",") if options.only else None)
+    if not options.only:
+        results |= recorded(load)
+        results |= generated(load, results)
+        if options.tables:
+            results |= tables(options.quick)
     for key, value in results.items():
-        print(f"{key:36} {value:.4g}" if isinstance(value, float) else f"{key:36} {value}")
+        print(f"{key:40} {value:.4g}" if isinstance(value, float) else f"{key:40} {value}")
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-def compared(load: Load, prefill_s: float) -> dict[str, Any]:
+def compared(load: Load, prefill_s: float, only: list[str] | None) -> dict[str, Any]:
     """The policies beside the baseline."""
     s = load.shape
-    pages = s.width * (s.prompt + s.new - 1) * s.loops
-    runs: dict[str, Run] = {
-        "full": EngineRun("full", load, policy="full", record_gates=False),
-        "static": StaticRun("static", load, s.width),
-        "static_all_slots": StaticRun("static_all_slots", load, 2 * s.width),
-        "refill": EngineRun("refill", load, parts=True),
-        "no_exits": EngineRun("no_exits", load, full=True),
-        "equal_kv": EngineRun("equal_kv", load, kv_pages=pages),
-        "equal_kv_ragged": EngineRun("equal_kv_ragged", load, kv_pages=pages, ragged=True),
-        "small_spare": EngineRun("small_spare", load, spare=s.width // 4),
-        "no_parking": EngineRun("no_parking", load, spare=0, coda_share=0.0),
-        "no_refill": EngineRun("no_refill", load, policy="no-refill"),
-        "lockstep": EngineRun("lockstep", load, policy="lockstep"),
+    # at the end of its life a request holds so many pages, the last token's reservation among them; `full` holds
+    # as many as it computes, so slots that fit at their end never preempt
+    longest = s.prompt + s.new - 1
+    pages, answer = s.width * longest * s.loops, s.new * load.mean_exit + s.loops
+    spare = int(pages / ((s.prompt - 1) * s.loops + answer)) - s.width
+    prompt = sum(map(sum, load.prompt_exits)) / s.requests
+    spare_ragged = min(s.width, int(pages / (prompt + answer)) - s.width)
+    makers: dict[str, Callable[[], Run]] = {
+        "full": lambda: EngineRun("full", load, policy="full", record_gates=False),
+        "static": lambda: StaticRun("static", load, s.width),
+        "static_all_slots": lambda: StaticRun("static_all_slots", load, 2 * s.width),
+        "refill": lambda: EngineRun("refill", load, parts=True),
+        "no_exits": lambda: EngineRun("no_exits", load, full=True, parts=True),
+        "equal_kv": lambda: EngineRun("equal_kv", load, kv_pages=pages, spare=spare),
+        "equal_kv_ragged": lambda: EngineRun("equal_kv_ragged", load, kv_pages=pages, spare=spare_ragged, ragged=True),
+        "small_spare": lambda: EngineRun("small_spare", load, spare=s.width // 4),
+        "no_parking": lambda: EngineRun("no_parking", load, spare=0, coda_share=0.0),
+        "no_refill": lambda: EngineRun("no_refill", load, policy="no-refill"),
+        "lockstep": lambda: EngineRun("lockstep", load, policy="lockstep"),
     }
-    in_turn(list(runs.values()), s.tokens, 8, lambda n: print(f"turn {n} of 8", file=sys.stderr, flush=True))
-    baseline = min((runs["full"], runs["static"]), key=lambda run: run.total.cpu)
-    found: dict[str, Any] = {"baseline": baseline.name, "spare_slots": s.width}
-    outer, loop = s.flops()
-    d, U = load.mean_exit, s.loops
-    bound = (outer + U * loop) / (outer + d * loop)
+    runs = {name: make() for name, make in makers.items() if only is None or name in only or name == "full"}
+    in_turn(list(runs.values()), s.tokens, 8)
     full = runs["full"]
     assert isinstance(full, EngineRun)
+    baseline = min((run for name, run in runs.items() if name in ("full", "static")), key=lambda run: run.total.cpu)
+    outer, loop = s.flops()
+    d, loops = load.mean_exit, s.loops
+    bound = (outer + loops * loop) / (outer + d * loop)
     cost = {stage: per_row(full, stage) for stage in ("prelude", "recurrent", "coda")}
     rest = cost["prelude"] + cost["coda"]
-    time_bound = (rest + U * cost["recurrent"]) / (rest + d * cost["recurrent"])
-    found |= {"flop_bound": bound, "time_bound": time_bound, "f0_share": outer / (outer + U * loop)}
+    time_bound = (rest + loops * cost["recurrent"]) / (rest + d * cost["recurrent"])
+    found: dict[str, Any] = {"baseline": baseline.name, "spare_slots": s.width, "flop_bound": bound,
+                             "f0_share": outer / (outer + loops * loop), "time_bound": time_bound}  # fmt: skip
     for name, run in runs.items():
         found[f"{name}_tokens_per_s"] = run.tokens / run.total.cpu
+        prefills = prefill_s * s.requests * (s.prompt - 1)
+        found[f"{name}_tokens_per_s_with_prefill"] = run.tokens / (run.total.cpu + prefills)
         if run is not baseline:
-            found |= {f"speedup_{name}{'' if k == 'cpu' else '_' + k}": v for k, v in over(baseline, run).items()}
+            found |= {f"speedup_{name}{ending}": value for ending, value in over(baseline, run).items()}
         if isinstance(run, EngineRun):
-            found |= {f"{name}_slots": run.most_slots, f"{name}_preemptions": run.engine.scheduler.counters["preemptions"]}
-    for key, name in (("bound", "refill"), ("equal_kv", "equal_kv"), ("equal_kv_ragged", "equal_kv_ragged")):
-        found[f"fraction_of_bound_w{s.width}" if key == "bound" else f"fraction_{key}_w{s.width}"] = (
-            found[f"speedup_{name}"] / bound
-        )
+            found |= pages_of(run)
+            print(leaks(run, full, d), file=sys.stderr)
+    w = s.width
+    for key, name in (
+        (f"bound_w{w}", "refill"), (f"equal_kv_w{w}", "equal_kv"), (f"equal_kv_ragged_w{w}", "equal_kv_ragged"),
+    ):  # fmt: skip
+        if name in runs:
+            key = f"fraction_of_{key}" if name == "refill" else f"fraction_{key}"
+            found |= {key + end: value / bound for end, value in over(baseline, runs[name]).items()}
+    if "refill" in runs:
+        found[f"fraction_of_time_bound_w{w}"] = found["speedup_refill"] / time_bound
+        found |= {f"python_share_w{w}": python_share(runs["refill"])}
+        found["kv_resident_over_ideal"] = found["refill_kv_mib"] / found["refill_kv_ideal_mib"]
+    if "no_exits" in runs:
+        found |= {f"overhead_no_exits{end}": value - 1 for end, value in over(runs["no_exits"], full).items()}
     return found
 
 
-def per_row(run: EngineRun, stage: str) -> float:
-    """Processor seconds a row."""
-    ticks = run.ticks[stage]
-    return sum(took.cpu for _, took in ticks) / max(1, sum(rows for rows, _ in ticks))
+def pages_of(run: EngineRun) -> dict[str, Any]:
+    """Slots and bytes that a run took at most; ideal: what the exits of the same tokens keep, nothing reserved."""
+    engine = run.engine
+    core, outer = engine.runner.kv.bytes_per_core_page, engine.runner.kv.bytes_per_outer_page
+    most, ideal = (peak * core + run.outer_peak * outer for peak in (run.peak, run.ideal_peak))
+    counters = engine.scheduler.counters
+    return {f"{run.name}_slots": run.most_slots, f"{run.name}_preemptions": counters["preemptions"],
+            f"{run.name}_kv_mib": most / 2**20, f"{run.name}_kv_ideal_mib": ideal / 2**20}  # fmt: skip
+
+
+def python_share(run: Run) -> float:
+    assert isinstance(run, EngineRun) and run.parts is not None
+    spent = {name: took.cpu for name, took in run.parts.spent.items()}
+    return sum(v for name, v in spent.items() if name in PYTHON) / sum(spent.values())
+
+
+def leaks(run: EngineRun, full: EngineRun, depth: float) -> str:
+    """Where a token's time goes, beside what stages cost a row in `full`: rows of a mean tick, ms a tick, µs a row."""
+    lines = [f"{run.name}: {run.total.cpu:.1f} s processor, {run.total.wall:.1f} s clock, {run.most_slots} slots"]
+    for stage, ticks in run.ticks.items():
+        rows, took = sum(n for n, _ in ticks), sum(one.cpu for _, one in ticks)
+        beside = per_row(full, stage)
+        lost = f"{per_row(run, stage) / beside:.3f} of full's" if beside and rows else ""
+        lines.append(
+            f"  {stage:10} {len(ticks):5} ticks {rows / len(ticks):6.1f} rows {1e3 * took / len(ticks):8.2f} ms "
+            f"{1e6 * took / max(rows, 1):8.1f} µs a row {lost:18} {took / run.total.cpu:6.1%} of the time"
+        )
+    for name, took in sorted(run.parts.spent.items(), key=lambda pair: -pair[1].cpu) if run.parts else ():
+        calls = run.parts.calls[name]
+        lines.append(f"  {name:18} {took.cpu / run.total.cpu:7.2%} {1e3 * took.cpu / calls:8.3f} ms × {calls}")
+    return "\n".join(lines)
 
 
 def recorded(load: Load) -> dict[str, Any]:
-    return {}
+    """Two engines that make the same ticks, in turn, who goes first by turns; an interval over blocks of ticks."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain, traced = EngineRun("plain", load), EngineRun("traced", load, record=Path(folder) / "trace")
+        pairs: list[tuple[Seconds, Seconds]] = []
+        while plain.engine.in_flight:
+            first = len(pairs) % 2
+            took = [run.step() for run in ((plain, traced) if first else (traced, plain))]
+            pairs.append((took[1 - first], took[first]))
+        assert not traced.engine.in_flight
+        traced.engine.close()
+        size = sum(file.stat().st_size for file in (Path(folder) / "trace").iterdir())
+    blocks = [pairs[start : start + 10] for start in range(0, len(pairs), 10)]
+    chance = random.Random(0)
+
+    def overhead(some: list[list[tuple[Seconds, Seconds]]], clock: str) -> float:
+        without, with_ = (sum(getattr(pair[i], clock) for block in some for pair in block) for i in (0, 1))
+        return with_ / without - 1
+
+    found: dict[str, Any] = {"record_bytes_per_token": size / load.shape.tokens}
+    for clock, ending in (("cpu", ""), ("wall", "_wall")):
+        drawn = sorted(overhead(chance.choices(blocks, k=len(blocks)), clock) for _ in range(2000))
+        found |= {f"record_overhead{ending}": overhead(blocks, clock),
+                  f"record_overhead{ending}_low": drawn[50], f"record_overhead{ending}_high": drawn[1949]}  # fmt: skip
+    return found
 
 
-def generated(load: Load, ours: float) -> dict[str, Any]:
-    return {}
+def generated(load: Load, results: dict[str, Any]) -> dict[str, Any]:
+    """transformers' `generate`: one static batch, full depth; its own prefill is that of an answer of one token."""
+    s = load.shape
+    ids = torch.tensor([load.prompts[number % s.prompts] for number in range(s.width)])
+    took = []
+    for new in (1, s.new, 1):
+        begun = Seconds.now()
+        with torch.inference_mode():
+            load.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
+        took.append(Seconds.now() - begun)
+    once, whole = min(took[0].cpu, took[2].cpu), took[1].cpu
+    # the first token comes with the prefill, whose last row is a decode row on our side
+    tokens = s.width * (s.new - 1)
+    rate, rate_with = tokens / (whole - once), s.width * s.new / whole
+    return {
+        "generate_tokens_per_s": rate, "generate_tokens_per_s_with_prefill": rate_with,
+        "speedup_over_generate": results["refill_tokens_per_s"] / rate,
+        "speedup_over_generate_with_prefill": results["refill_tokens_per_s_with_prefill"] / rate_with,
+        "full_over_generate": results["full_tokens_per_s"] / rate,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

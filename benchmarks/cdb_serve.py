@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-
-import depthprobe.runtime.engine as engine_module
 from cdb_load import Load
 from cdb_static import StaticBatches
+
+import depthprobe.runtime.engine as engine_module
 from depthprobe.runtime.engine import Engine
 
 
@@ -36,9 +37,6 @@ class Seconds:
 
     def __add__(self, other: Seconds) -> Seconds:
         return Seconds(self.wall + other.wall, self.cpu + other.cpu)
-
-
-CLOCKS = ("wall", "cpu")
 
 
 class Parts:
@@ -71,6 +69,10 @@ class Parts:
         setattr(owner, attribute, watched)
 
 
+#: and what the runner's `work` calls their rows
+STAGES = {"prefill": "core_prefill", "prelude": "prelude", "recurrent": "core", "coda": "coda"}
+
+
 class Run:
     """One of those compared. `rounds`: decode seconds of each round. `advance(tokens)` runs until so many came."""
 
@@ -80,7 +82,6 @@ class Run:
     def __init__(self, name: str) -> None:
         self.name = name
         self.rounds: list[Seconds] = []
-        self.prefill = Seconds()
 
     def advance(self, tokens: int) -> None:
         raise NotImplementedError
@@ -139,7 +140,7 @@ class EngineRun(Run):
     ) -> None:
         super().__init__(name)
         self.load, s = load, load.shape
-        replays = options.get("policy", "refill") != "full"
+        replays = options.get("policy") != "full"
         settings: dict[str, Any] = {"max_len": s.prompt + s.new, "width": s.width, "prefill_tokens": 1 << 20, **options}
         if replays:
             settings["exit"] = "replay"
@@ -149,7 +150,7 @@ class EngineRun(Run):
         self.engine.runner.model = load.packed
         self._prefill, self._seen = self.engine.runner.prefill, set[tuple[int, int]]()
         self.engine.runner.prefill = self._filled  # type: ignore[method-assign]
-        self._copied = False
+        self._copied, self._spent = False, Seconds()
         self.requests = load.requests(replays, full, ragged)
         self._which = {request.prompt: number for number, request in enumerate(self.requests[: s.prompts])}
         self.parts = Parts() if parts else None
@@ -161,9 +162,14 @@ class EngineRun(Run):
         self.ideal_peak = self.peak = self.outer_peak = self.most_slots = 0
 
     def _filled(
-        self, slots: Sequence[int], chunks: Sequence[tuple[int, int]], tokens: Sequence[list[int]], exits: Any, seeds: Any
+        self,
+        slots: Sequence[int],
+        chunks: Sequence[tuple[int, int]],
+        tokens: Sequence[list[int]],
+        exits: Any,
+        seeds: Any,
     ) -> list[list[int]]:
-        # an engine that replays exits of a preempted request gives all of them; it comes a second time then
+        # who comes a second time was preempted
         keys = [(id(one), start) for one, (start, _) in zip(tokens, chunks, strict=True)]
         if any(key in self._seen for key in keys):
             return self._prefill(slots, chunks, tokens, exits, seeds)
@@ -186,10 +192,9 @@ class EngineRun(Run):
             left.append(e.tolist())
         return left
 
-    def step(self) -> int:
-        """One tick; how many tokens it made. Its time goes to the running round, and to its stage."""
-        engine, before = self.engine, dict(self.engine.scheduler.counters)
-        rows = dict(vars_of(engine.runner.work))
+    def step(self) -> Seconds:
+        """One tick. Its time goes to the running round, and to its stage; none where prompts were copied."""
+        engine, before = self.engine, self._counted()
         self._copied = False
         begun = Seconds.now()
         if self.parts is None:
@@ -201,17 +206,20 @@ class EngineRun(Run):
             if self._copied:
                 self.parts.spent, self.parts.calls = kept
         took = Seconds.now() - begun
-        if self._copied:
-            self.prefill += took
-        else:
-            self._spent += took
-            after = vars_of(engine.runner.work)
-            counters = engine.scheduler.counters
-            stage = next((n for n in STAGES if counters[f"ticks_{n}"] > before[f"ticks_{n}"]), "none")
-            self.ticks[stage].append((after.get(WORK[stage], 0) - rows.get(WORK[stage], 0), took))
         self._count_pages()
         self.tokens += made
-        return made
+        if self._copied:
+            return Seconds()
+        self._spent += took
+        after = self._counted()
+        stage = next((one for one in STAGES if after[one][0] > before[one][0]), "prelude")
+        self.ticks[stage].append((after[stage][1] - before[stage][1], took))
+        return took
+
+    def _counted(self) -> dict[str, tuple[int, int]]:
+        """Ticks and rows of each stage so far."""
+        counters, work = self.engine.scheduler.counters, self.engine.runner.work
+        return {stage: (counters[f"ticks_{stage}"], getattr(work, rows)) for stage, rows in STAGES.items()}
 
     def advance(self, tokens: int) -> None:
         self._spent = Seconds()
@@ -264,26 +272,25 @@ def _sampling(parts: Parts) -> Iterator[None]:
         engine_module.sample = plain
 
 
-STAGES = ("prefill", "prelude", "recurrent", "coda")
-WORK = {"prefill": "core_prefill", "prelude": "prelude", "recurrent": "core", "coda": "coda", "none": ""}
+def per_row(run: EngineRun, stage: str) -> float:
+    """Processor seconds of a row of a stage."""
+    ticks = run.ticks[stage]
+    return sum(took.cpu for _, took in ticks) / max(1, sum(rows for rows, _ in ticks))
 
 
-def vars_of(work: Any) -> dict[str, int]:
-    return {name: getattr(work, name) for name in work.__dataclass_fields__}
-
-
-def in_turn(runs: Sequence[Run], tokens: int, rounds: int, tell: Callable[[int], None] = lambda _: None) -> None:
+def in_turn(runs: Sequence[Run], tokens: int, rounds: int) -> None:
     """All runs to their end, a share of 1/rounds each in turn, so that a slower minute falls on all alike."""
     for number in range(1, rounds + 1):
         order = runs if number % 2 else list(reversed(runs))
         for run in order:
             run.advance(tokens if number == rounds else tokens * number // rounds)
-        tell(number)
+        print(f"turn {number} of {rounds}", file=sys.stderr, flush=True)
 
 
 def over(above: Run, below: Run) -> dict[str, float]:
-    """Decode seconds of one over those of another: sums on both clocks, and quartiles over rounds (wall)."""
-    found = {f"{clock}": getattr(above.total, clock) / getattr(below.total, clock) for clock in CLOCKS}
+    """Decode seconds of one over those of another, by ending of a key: processor time of all ("") and its quartiles
+    over rounds, and on the clock."""
+    cpu, wall = (getattr(above.total, clock) / getattr(below.total, clock) for clock in ("cpu", "wall"))
     ratios = [a.cpu / b.cpu for a, b in zip(above.rounds, below.rounds, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return found | {"q1": low, "q3": high}
+    return {"": cpu, "_wall": wall, "_q1": low, "_q3": high}

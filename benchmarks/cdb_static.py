@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from cdb_load import Load
 from torch import Tensor
 
-from cdb_load import Load
 from depthprobe.models.attend import Attend, Slots, Stage
 from depthprobe.models.core import Rotary
 from depthprobe.runtime.sampling import sample

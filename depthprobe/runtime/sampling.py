@@ -33,6 +33,7 @@ class Sampled(NamedTuple):
         tokens: int64 `[n]`.
         logprobs: float32 `[n]`, of the tokens in nats, under the model itself (temperature 1, nothing cut off).
         top_ids, top_logprobs: int64 and float32 `[n, k]`, the k most probable tokens, likewise.
+        Without log-probabilities all but `tokens` are empty.
     """
 
     tokens: Tensor
@@ -43,7 +44,7 @@ class Sampled(NamedTuple):
 
 @torch.inference_mode()
 def sample(
-    logits: Tensor, temperature: Floats, top_p: Floats, seed: Ints, position: Ints, *, top_logprobs: int = 0
+    logits: Tensor, temperature: Floats, top_p: Floats, seed: Ints, position: Ints, *, top_logprobs: int | None = 0
 ) -> Sampled:
     """Draw the next token of each row.
 
@@ -54,10 +55,10 @@ def sample(
             those equal to the last of them.
         seed: `[n]`, of the requests.
         position: `[n]`, index of the new token in its request.
-        top_logprobs: k.
+        top_logprobs: k; None: no log-probabilities at all, whose sums cost as much as a tenth of a loop.
     """
     hot = np.flatnonzero(np.asarray(temperature, dtype=np.float64) > 0.0)
-    tokens = logits.argmax(-1)
+    tokens = _argmax(logits)
     wide = torch.promote_types(logits.dtype, torch.float32)
     if len(hot):
         device = logits.device
@@ -74,11 +75,47 @@ def sample(
             p[cut] = _nucleus(p[cut], mass[cut])
         drawn = uniforms(put(seed, torch.int64), put(position, torch.int64), Purpose.TOKEN)
         tokens[rows] = _lookup(p, drawn)
-    # without the whole of log_softmax: only few of its columns are wanted
-    normaliser = logits.to(wide).logsumexp(-1, keepdim=True)
-    logprobs = (logits.gather(-1, tokens[:, None]) - normaliser)[:, 0]
-    top = logits.topk(top_logprobs, -1)
-    return Sampled(tokens, logprobs.float(), top.indices, (top.values - normaliser).float())
+    if top_logprobs is None:
+        nothing = logits.new_empty(0, dtype=torch.float32)
+        return Sampled(tokens, nothing, tokens.new_empty(0), nothing)
+    logprobs = logits.to(wide).log_softmax(-1)
+    top = logits.topk(top_logprobs, -1).indices
+    return Sampled(tokens, logprobs.gather(-1, tokens[:, None])[:, 0].float(), top, logprobs.gather(-1, top).float())
+
+
+@torch.inference_mode()
+def lead(logits: Tensor) -> Tensor:
+    """How far the largest logit of each row is ahead of the second, `[n, V]` → float32 or better `[n]`; 0 for V = 1."""
+    if logits.shape[-1] == 1:
+        return torch.zeros_like(logits[:, 0], dtype=torch.float32)
+    maxima, block, columns, _ = _best_block(logits)
+    best, second = columns.topk(2, -1).values.T
+    others = maxima.scatter(-1, block[:, None], -torch.inf).amax(-1)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return best.to(wide) - torch.maximum(second, others).to(wide)
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """First column of the largest logit. A CPU's `argmax` takes nine times as long."""
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    _, _, columns, first = _best_block(logits)
+    return first + columns.argmax(-1)
+
+
+def _best_block(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Maxima of blocks of columns `[n, m]`, the first block with the largest `[n]`, its columns `[n, _BLOCK]` (−∞
+    behind the last one), and its first column `[n]`."""
+    size = logits.shape[-1]
+    whole = size // _BLOCK * _BLOCK
+    maxima = logits[:, :whole].unflatten(-1, (-1, _BLOCK)).amax(-1) if whole else logits[:, :0]
+    if whole < size:
+        maxima = torch.cat((maxima, logits[:, whole:].amax(-1, keepdim=True)), -1)
+    block = maxima.argmax(-1)
+    first = block * _BLOCK
+    at = first[:, None] + torch.arange(_BLOCK, device=logits.device)
+    columns = logits.gather(-1, at.clamp_max(size - 1)).masked_fill(at >= size, -torch.inf)
+    return maxima, block, columns, first
 
 
 def _nucleus(p: Tensor, mass: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from depthprobe.runtime.jobs import Tick
 from depthprobe.runtime.live import Live
 from depthprobe.runtime.record import Recorder
 from depthprobe.runtime.requests import TokenEvent
+from depthprobe.runtime.sampling import lead
 
 if TYPE_CHECKING:
     from depthprobe.runtime.engine import Engine
@@ -59,8 +60,7 @@ class Tracer:
         engine, now = self._engine, self._engine.now()
         slots = [job.slot for job in jobs]
         at = torch.tensor(slots, device=logits.device)
-        best = logits.float().topk(2, dim=-1).values if logits.shape[-1] > 1 else logits.float().expand(-1, 2)
-        margins = (best[:, 0] - best[:, 1]).tolist()
+        margins = lead(logits).tolist()
         watch, runner = engine.runner.watch, engine.runner
         nothing: list[list[float] | None] = [None] * len(jobs)
         gates = watch.lam[at].tolist() if watch.gated else nothing
