@@ -9,11 +9,12 @@ static batch has nobody who waits; their exits were drawn once (1…4 with .2, .
 all loops on either side, their keys are computed once and copied into everybody's pages, and prefill is no part of
 any ratio unless the key says `with_prefill`; what is prefilled *again* after a preemption is computed and counts.
 
-Everybody runs a share of their work in turn, so that a slow minute of the machine falls on all. Ratios are of sums of
-the thread's processor time, `*_wall` on the clock; `*_q1` and `*_q3` are quartiles over the turns. The baseline is the
-better of `full` (policy full, our runner) and `static` (a plain loop: keys contiguous, fused attention, the same packed
-products), both at full depth and 64 rows. Bounds: `flop_bound` = (F0 + U·F_r) / (F0 + d̄·F_r) in products,
-attention at the mean context among them; `time_bound`, the same of the stages' seconds a row in `full`.
+Everybody runs an eighth of their work in turn, so that a slow minute of the machine falls on all. Ratios are of sums
+of the thread's processor time, `*_wall` of time on the clock; `*_q1` and `*_q3` are quartiles over the turns. The
+baseline is the better of `full` (policy full, our runner) and `static` (a plain loop: keys contiguous, fused attention,
+the same packed products), both at full depth and 64 rows; `static_all_slots` has as many rows as refill has slots.
+Bounds: `flop_bound` = (F0 + U·F_r) / (F0 + d̄·F_r) in products, attention at the mean context among them;
+`time_bound`, the same of the seconds that a row of each stage took in `full`. Keys:
 
 fraction_of_bound_w64     speed-up over the baseline / flop_bound, with as many spare slots as rows (`spare_slots`)
 fraction_equal_kv_w64     the same with no more pages than `full` held at its peak, all prompts dense;
@@ -44,11 +45,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from cdb_load import Load, Shape, make_load, prefill
 from cdb_serve import EngineRun, Run, Seconds, StaticRun, in_turn, over, per_row
+from cdb_tables import tables
 
 #: parts of a step that are neither a stage nor sampling
 PYTHON = ("engine", "scheduler", "pool", "page index")
 QUICK = Shape(requests=128, prompts=32, prompt=24, new=12, hidden=384, heads=6, kv_heads=2, intermediate=1024,
               vocabulary=16_384)  # fmt: skip
+
+#: who is to make the same tokens as whom
+ALIKE = {"static": "full", "static_all_slots": "full", "no_exits": "full", "equal_kv": "refill",
+         "small_spare": "refill", "no_parking": "refill", "no_refill": "refill"}  # fmt: skip
 
 
 def main() -> None:
@@ -58,6 +64,7 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="also over widths, contexts and shares of F0")
     parser.add_argument("--requests", type=int, help="how many; default 256, with --quick 128")
     parser.add_argument("--only", help="of those compared, these alone, with commas between; no other part runs")
+    parser.add_argument("--max-gib", type=float, default=8.0, help="KV memory of a cell of the tables; default 8")
     options = parser.parse_args()
     torch.set_num_threads(1)
     shape = QUICK if options.quick else Shape()
@@ -69,20 +76,21 @@ def main() -> None:
     prefill_s = (Seconds.now() - begun).cpu / prefilled
     results: dict[str, Any] = {"quick": options.quick} | {f"shape_{k}": v for k, v in vars(shape).items()}
     results |= {"mean_exit": load.mean_exit, "prefill_tokens_per_s": 1 / prefill_s}
-    results |= compared(load, prefill_s, options.only.split(",") if options.only else None)
+    measured, full = compared(load, prefill_s, options.only.split(",") if options.only else None)
+    results |= measured
     if not options.only:
-        results |= recorded(load)
-        results |= generated(load, results)
+        results |= recorded(dataclasses.replace(load, shape=dataclasses.replace(shape, requests=shape.requests // 2)))
+        results |= generated(load, results, full)
         if options.tables:
-            results |= tables(options.quick)
+            results |= tables(shape, options.quick, options.max_gib)
     for key, value in results.items():
         print(f"{key:40} {value:.4g}" if isinstance(value, float) else f"{key:40} {value}")
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-def compared(load: Load, prefill_s: float, only: list[str] | None) -> dict[str, Any]:
-    """The policies beside the baseline."""
+def compared(load: Load, prefill_s: float, only: list[str] | None) -> tuple[dict[str, Any], list[list[int]]]:
+    """The policies beside the baseline, and the tokens of `full`."""
     s = load.shape
     # at the end of its life a request holds so many pages, the last token's reservation among them; `full` holds
     # as many as it computes, so slots that fit at their end never preempt
@@ -139,7 +147,17 @@ def compared(load: Load, prefill_s: float, only: list[str] | None) -> dict[str, 
         found["kv_resident_over_ideal"] = found["refill_kv_mib"] / found["refill_kv_ideal_mib"]
     if "no_exits" in runs:
         found |= {f"overhead_no_exits{end}": value - 1 for end, value in over(runs["no_exits"], full).items()}
-    return found
+    out = {name: run.out for name, run in runs.items()}
+    for name, like in ALIKE.items():
+        if name in out and like in out:
+            found[f"same_tokens_{name}"] = same(out[name], out[like])
+    return found, out["full"]
+
+
+def same(tokens: list[list[int]], others: list[list[int]]) -> float:
+    """Share of requests with the same tokens. Two near equal logits may change places with the rows of a product."""
+    pairs = list(zip(tokens, others, strict=False))
+    return sum(one == other for one, other in pairs) / len(pairs)
 
 
 def pages_of(run: EngineRun) -> dict[str, Any]:
@@ -202,17 +220,18 @@ def recorded(load: Load) -> dict[str, Any]:
     return found
 
 
-def generated(load: Load, results: dict[str, Any]) -> dict[str, Any]:
+def generated(load: Load, results: dict[str, Any], full: list[list[int]]) -> dict[str, Any]:
     """transformers' `generate`: one static batch, full depth; its own prefill is that of an answer of one token."""
     s = load.shape
     ids = torch.tensor([load.prompts[number % s.prompts] for number in range(s.width)])
-    took = []
-    for new in (1, s.new, 1):
-        begun = Seconds.now()
+    took: list[float] = []
+    made = ids
+    for rows, new in ((2, 2), (s.width, 1), (s.width, s.new)):  # the first warms up
+        mask, begun = torch.ones_like(ids[:rows]), Seconds.now()
         with torch.inference_mode():
-            load.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
-        took.append(Seconds.now() - begun)
-    once, whole = min(took[0].cpu, took[2].cpu), took[1].cpu
+            made = load.model.generate(ids[:rows], attention_mask=mask, max_new_tokens=new, do_sample=False)
+        took.append((Seconds.now() - begun).cpu)
+    _, once, whole = took
     # the first token comes with the prefill, whose last row is a decode row on our side
     tokens = s.width * (s.new - 1)
     rate, rate_with = tokens / (whole - once), s.width * s.new / whole
@@ -221,6 +240,7 @@ def generated(load: Load, results: dict[str, Any]) -> dict[str, Any]:
         "speedup_over_generate": results["refill_tokens_per_s"] / rate,
         "speedup_over_generate_with_prefill": results["refill_tokens_per_s_with_prefill"] / rate_with,
         "full_over_generate": results["full_tokens_per_s"] / rate,
+        "same_tokens_generate": same(made[:, s.prompt :].tolist(), full),
     }  # fmt: skip
 
 

@@ -74,7 +74,10 @@ STAGES = {"prefill": "core_prefill", "prelude": "prelude", "recurrent": "core", 
 
 
 class Run:
-    """One of those compared. `rounds`: decode seconds of each round. `advance(tokens)` runs until so many came."""
+    """One of those compared.
+
+    `rounds`: decode seconds of each call of `advance`, which runs until so many tokens have come in all.
+    """
 
     name: str
     tokens: int = 0
@@ -84,6 +87,11 @@ class Run:
         self.rounds: list[Seconds] = []
 
     def advance(self, tokens: int) -> None:
+        raise NotImplementedError
+
+    @property
+    def out(self) -> list[list[int]]:
+        """Tokens of each request that has ended; to be asked once."""
         raise NotImplementedError
 
     @property
@@ -148,6 +156,8 @@ class EngineRun(Run):
             settings["prefill"] = "ragged"
         self.engine = Engine(load.model, record=record, **settings)
         self.engine.runner.model = load.packed
+        for table in (*self.engine.runner.kv.core, *self.engine.runner.kv.outer):
+            table.zero_()  # the machine hands memory out when it is first written; a server has run for a while
         self._prefill, self._seen = self.engine.runner.prefill, set[tuple[int, int]]()
         self.engine.runner.prefill = self._filled  # type: ignore[method-assign]
         self._copied, self._spent = False, Seconds()
@@ -256,7 +266,6 @@ class EngineRun(Run):
 
     @property
     def out(self) -> list[list[int]]:
-        """Tokens of each request that has ended (once)."""
         done = [self.engine.take(request.id) for request in self.requests]
         return [[] if one is None else one.tokens for one in done]
 
@@ -270,6 +279,14 @@ def _sampling(parts: Parts) -> Iterator[None]:
         yield
     finally:
         engine_module.sample = plain
+
+
+def random_keys(engine: Engine) -> None:
+    """Something in every page of an engine whose prompts have no keys."""
+    some = torch.randn(4096, engine.runner.kv.width)
+    for table in (*engine.runner.kv.core, *engine.runner.kv.outer):
+        for rows in table[:-2].split(len(some)):
+            rows.copy_(some[: len(rows)])
 
 
 def per_row(run: EngineRun, stage: str) -> float:

@@ -293,7 +293,7 @@ class Engine:
         tokens = drawn.tokens.tolist()
         logprobs = drawn.logprobs.tolist() if most is not None else [math.nan] * len(tokens)
         best_ids, best = drawn.top_ids.tolist(), drawn.top_logprobs.tolist()
-        exited = self.tracer.rows(tick, logits)
+        exited = self.tracer.rows(tick, drawn)
         events, finished = [], []
         for row, (live, token, logprob) in enumerate(zip(lives, tokens, logprobs, strict=True)):
             if live.job.aborted:
@@ -311,6 +311,7 @@ class Engine:
             event.record = self.tracer.token(live, event, exited, row, logprob)
             events.append(event)
             finished.append(reason is not None)
+        self.tracer.tokens(events)
         outcome = self.scheduler.commit(tick, finished=finished)
         for event in events:
             if event.finish_reason is not None:

@@ -19,6 +19,8 @@ from depthprobe.halting import Purpose, uniforms
 
 #: columns whose probabilities are added up first when a draw is looked up
 _BLOCK = 256
+#: logits whose logarithms are taken in one piece: they fit into a core's cache
+_AT_ONCE = 1 << 18
 #: how many of the most probable tokens are tried as a nucleus before all are sorted
 _NUCLEUS = 1024
 
@@ -33,6 +35,7 @@ class Sampled(NamedTuple):
         tokens: int64 `[n]`.
         logprobs: float32 `[n]`, of the tokens in nats, under the model itself (temperature 1, nothing cut off).
         top_ids, top_logprobs: int64 and float32 `[n, k]`, the k most probable tokens, likewise.
+        leads: float32 `[n]`, how far the largest logit is ahead of the second; 0 where there is one only.
         Without log-probabilities all but `tokens` are empty.
     """
 
@@ -40,6 +43,7 @@ class Sampled(NamedTuple):
     logprobs: Tensor
     top_ids: Tensor
     top_logprobs: Tensor
+    leads: Tensor
 
 
 @torch.inference_mode()
@@ -58,7 +62,7 @@ def sample(
         top_logprobs: k; None: no log-probabilities at all, whose sums cost as much as a tenth of a loop.
     """
     hot = np.flatnonzero(np.asarray(temperature, dtype=np.float64) > 0.0)
-    tokens = _argmax(logits)
+    tokens, leads = _best(logits, leads=top_logprobs is not None)
     wide = torch.promote_types(logits.dtype, torch.float32)
     if len(hot):
         device = logits.device
@@ -77,36 +81,24 @@ def sample(
         tokens[rows] = _lookup(p, drawn)
     if top_logprobs is None:
         nothing = logits.new_empty(0, dtype=torch.float32)
-        return Sampled(tokens, nothing, tokens.new_empty(0), nothing)
-    logprobs = logits.to(wide).log_softmax(-1)
+        return Sampled(tokens, nothing, tokens.new_empty(0), nothing, nothing)
     top = logits.topk(top_logprobs, -1).indices
-    return Sampled(tokens, logprobs.gather(-1, tokens[:, None])[:, 0].float(), top, logprobs.gather(-1, top).float())
+    wanted = torch.cat((tokens[:, None], top), -1)
+    # few rows at a time: a large result would have to be asked of the system, for a few of its columns
+    few = max(1, _AT_ONCE // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)
+    logprobs = torch.cat([
+        rows.to(wide).log_softmax(-1).gather(-1, columns).float()
+        for rows, columns in zip(logits.split(few), wanted.split(few), strict=True)
+    ])  # fmt: skip
+    return Sampled(tokens, logprobs[:, 0], top, logprobs[:, 1:], leads)
 
 
-@torch.inference_mode()
-def lead(logits: Tensor) -> Tensor:
-    """How far the largest logit of each row is ahead of the second, `[n, V]` → float32 or better `[n]`; 0 for V = 1."""
-    if logits.shape[-1] == 1:
-        return torch.zeros_like(logits[:, 0], dtype=torch.float32)
-    maxima, block, columns, _ = _best_block(logits)
-    best, second = columns.topk(2, -1).values.T
-    others = maxima.scatter(-1, block[:, None], -torch.inf).amax(-1)
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    return best.to(wide) - torch.maximum(second, others).to(wide)
+def _best(logits: Tensor, leads: bool) -> tuple[Tensor, Tensor]:
+    """First column of the largest logit of each row `[n, V]`, int64 `[n]`, and its lead if that is asked for.
 
-
-def _argmax(logits: Tensor) -> Tensor:
-    """First column of the largest logit. A CPU's `argmax` takes nine times as long."""
-    if logits.device.type != "cpu":
-        return logits.argmax(-1)
-    _, _, columns, first = _best_block(logits)
-    return first + columns.argmax(-1)
-
-
-def _best_block(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Maxima of blocks of columns `[n, m]`, the first block with the largest `[n]`, its columns `[n, _BLOCK]` (−∞
-    behind the last one), and its first column `[n]`."""
-    size = logits.shape[-1]
+    By maxima of blocks of columns, then in one block: a CPU's `argmax` takes several times as long.
+    """
+    size, wide = logits.shape[-1], torch.promote_types(logits.dtype, torch.float32)
     whole = size // _BLOCK * _BLOCK
     maxima = logits[:, :whole].unflatten(-1, (-1, _BLOCK)).amax(-1) if whole else logits[:, :0]
     if whole < size:
@@ -115,7 +107,12 @@ def _best_block(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     first = block * _BLOCK
     at = first[:, None] + torch.arange(_BLOCK, device=logits.device)
     columns = logits.gather(-1, at.clamp_max(size - 1)).masked_fill(at >= size, -torch.inf)
-    return maxima, block, columns, first
+    tokens = first + columns.argmax(-1)
+    if not leads or size == 1:
+        return tokens, torch.zeros(len(logits), device=logits.device)
+    best, second = columns.topk(2, -1).values.to(wide).T
+    others = maxima.scatter(-1, block[:, None], -torch.inf).amax(-1)
+    return tokens, (best - torch.maximum(second, others)).float()
 
 
 def _nucleus(p: Tensor, mass: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from depthprobe.runtime import sampling
-from depthprobe.runtime.sampling import lead, sample
+from depthprobe.runtime.sampling import sample
 
 
 def test_temperature_zero_is_the_argmax_with_its_logprob() -> None:
@@ -86,4 +86,4 @@ def test_the_most_probable_token_and_its_lead_by_blocks(seed: int, size: int, fe
     assert out.tokens.tolist() == logits.argmax(-1).tolist()
     assert out.logprobs.numel() == out.top_ids.numel() == out.top_logprobs.numel() == 0
     best = logits.topk(min(2, size), -1).values
-    assert torch.equal(lead(logits), best[:, 0] - best[:, -1])
+    assert torch.equal(sample(logits, [0.0] * 4, [1.0] * 4, [0] * 4, [0] * 4).leads, best[:, 0] - best[:, -1])
