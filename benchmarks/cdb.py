@@ -23,6 +23,7 @@ overhead_no_exits         seconds with exits that are all U, over `full`, − 1
 speedup_over_generate     over transformers' `generate` of the unpacked model, one static batch
 python_share_w64          scheduler, pool, page index and the engine itself: all but stages and sampling
 kv_resident_over_ideal    most bytes of pages that were taken, reservations included, over those of the exits
+scheduler_widest_over_w64 the scheduler's cost a row at width 4,096, over that at 64
 record_overhead           seconds with a record over those without, − 1: two engines, tick by tick in turn
 """
 
@@ -44,6 +45,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from cdb_load import Load, Shape, make_load, prefill
+from cdb_scheduler import scheduler_cost
 from cdb_serve import EngineRun, Run, Seconds, StaticRun, in_turn, over, per_row
 from cdb_tables import tables
 
@@ -81,6 +83,7 @@ def main() -> None:
     if not options.only:
         results |= recorded(dataclasses.replace(load, shape=dataclasses.replace(shape, requests=shape.requests // 2)))
         results |= generated(load, results, full)
+        results |= scheduler_cost()
         if options.tables:
             results |= tables(shape, options.quick, options.max_gib)
     for key, value in results.items():

@@ -78,4 +78,3 @@ def compare(shape: Shape, max_gib: float) -> dict[str, float] | None:
     speedup = rates[1] / rates[0]
     return {"speedup": speedup, "fraction": speedup / bound, "bound": bound, "full_tokens_per_s": rates[0],
             "f0_share": outer / (outer + s.loops * loop)}  # fmt: skip
-
