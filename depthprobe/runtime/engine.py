@@ -10,6 +10,7 @@ holds their pages, the recorder writes down what happened. `step()` is one tick.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -283,14 +284,16 @@ class Engine:
         lives = self._of(tick)
         logits = self.runner.coda(slots, positions)
         asked = [live.request.sampling for live in lives]
-        most = min(max((s.logprobs or 0 for s in asked), default=0), self._vocab)
+        wanted = [s.logprobs for s in asked if s.logprobs is not None]
+        most = min(max(wanted, default=0), self._vocab) if wanted or self.tracer.active else None
         drawn = sample(
             logits, [s.temperature for s in asked], [s.top_p for s in asked], [s.seed for s in asked], positions + 1,
             top_logprobs=most,
         )  # fmt: skip
-        tokens, logprobs = drawn.tokens.tolist(), drawn.logprobs.tolist()
+        tokens = drawn.tokens.tolist()
+        logprobs = drawn.logprobs.tolist() if most is not None else [math.nan] * len(tokens)
         best_ids, best = drawn.top_ids.tolist(), drawn.top_logprobs.tolist()
-        exited = self.tracer.rows(tick, logits)
+        exited = self.tracer.rows(tick, drawn)
         events, finished = [], []
         for row, (live, token, logprob) in enumerate(zip(lives, tokens, logprobs, strict=True)):
             if live.job.aborted:
@@ -308,6 +311,7 @@ class Engine:
             event.record = self.tracer.token(live, event, exited, row, logprob)
             events.append(event)
             finished.append(reason is not None)
+        self.tracer.tokens(events)
         outcome = self.scheduler.commit(tick, finished=finished)
         for event in events:
             if event.finish_reason is not None:

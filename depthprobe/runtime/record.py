@@ -60,15 +60,15 @@ class Recorder:
         self._segments = {name: _Segment(self.folder, name) for name in STREAMS}
         self._last_flush = time.monotonic()
 
-    def write(self, stream: str, row: Mapping[str, Any]) -> None:
-        """Add a line to "tokens", "ticks" or "requests".
+    def write(self, stream: str, *rows: Mapping[str, Any]) -> None:
+        """Add lines to "tokens", "ticks" or "requests".
 
         Raises:
             UserError: the disk is full; the lines before are there.
         """
         segment = self._segments[stream]
         try:
-            segment.write(_dump(row))
+            segment.write([_dump(row) for row in rows])
             if segment.size >= self._segment_bytes:
                 segment.next()
             now = time.monotonic()
@@ -94,15 +94,16 @@ class _Segment:
         self.file: TextIO | None = None
         self.closed = False
 
-    def write(self, line: str) -> None:
+    def write(self, lines: list[str]) -> None:
         if self.closed:
             raise UserError("the trace is closed", where=str(self.folder))
         if self.file is None:
             self.number += 1
             path = self.folder / f"{self.name}-{self.number:05d}.jsonl"
             self.file = path.open("x", encoding="utf-8", buffering=1 << 16)
-        self.file.write(line + "\n")
-        self.size += len(line) + 1
+        text = "\n".join(lines) + "\n"
+        self.file.write(text)
+        self.size += len(text)
 
     def flush(self) -> None:
         if self.file is not None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from depthprobe.runtime.jobs import Tick
 from depthprobe.runtime.live import Live
 from depthprobe.runtime.record import Recorder
 from depthprobe.runtime.requests import TokenEvent
+from depthprobe.runtime.sampling import Sampled
 
 if TYPE_CHECKING:
     from depthprobe.runtime.engine import Engine
@@ -28,6 +28,11 @@ class Tracer:
         self._engine, self._recorder = engine, recorder
         self._loops = engine.options.scheduler.n_loops
         self._began = np.zeros(engine.options.scheduler.n_slots)
+        rule, self._told = engine.options.rule, None
+        if rule is None or rule.planned:  # the same of all tokens
+            reason = "full" if rule is None else "replay" if rule.needs_given else "planned"
+            horizon = engine.options.horizon
+            self._told = {"selected": None, "reason": reason, "decided_at": None, "lookahead": horizon}
 
     @property
     def active(self) -> bool:
@@ -51,16 +56,15 @@ class Tracer:
         if self._recorder is not None:
             self._began[[job.slot for job in tick.jobs]] = self._engine.now()
 
-    def rows(self, tick: Tick, logits: Tensor) -> list[dict[str, Any]]:
-        """What a coda tick's rows have on record, before their tokens are known; empty dicts without a recorder."""
+    def rows(self, tick: Tick, drawn: Sampled) -> list[dict[str, Any]]:
+        """What a coda tick's rows have on record beside their tokens; empty dicts without a recorder."""
         jobs = tick.jobs
         if self._recorder is None:
             return [{}] * len(jobs)
         engine, now = self._engine, self._engine.now()
         slots = [job.slot for job in jobs]
-        at = torch.tensor(slots, device=logits.device)
-        best = logits.float().topk(2, dim=-1).values if logits.shape[-1] > 1 else logits.float().expand(-1, 2)
-        margins = (best[:, 0] - best[:, 1]).tolist()
+        at = torch.tensor(slots, device=drawn.tokens.device)
+        margins, began = drawn.leads.tolist(), self._began[slots].tolist()
         watch, runner = engine.runner.watch, engine.runner
         nothing: list[list[float] | None] = [None] * len(jobs)
         gates = watch.lam[at].tolist() if watch.gated else nothing
@@ -70,27 +74,21 @@ class Tracer:
         rows = []
         for i, job in enumerate(jobs):
             depth = job.depth
-            lam, criterion, marks, read = gates[i], criteria[i], met[i], taps[i]
+            lam, criterion, read = gates[i], criteria[i], taps[i]
             row = {
                 "exit": depth, "executed": depth, "lambda": None if lam is None else [_short(x) for x in lam[:depth]],
                 "cdf": None if lam is None else _cdf(lam[:depth], self._loops),
                 "criterion": None if criterion is None else [_short(x) for x in criterion[:depth]],
                 "waited": job.ticks_waited, "run": job.ticks_run, "pages": job.core_pages, "margin": margins[i],
-                "start": float(self._began[slots[i]]), "finished": now,
-                "lens": None if read is None else read[:depth],
+                "start": began[i], "finished": now, "lens": None if read is None else read[:depth],
             }  # fmt: skip
-            rows.append(row | self._why(depth, marks, job.preemptions))
+            row.update(self._told or self._why(depth, met[i]))
+            rows.append(row)
         return rows
 
-    def _why(self, depth: int, marks: Any, preemptions: int) -> dict[str, Any]:
+    def _why(self, depth: int, marks: Any) -> dict[str, Any]:
         """Which loop the rule chose by itself, and why the row left where it did."""
-        options = self._engine.options
-        rule, horizon = options.rule, options.horizon
-        if rule is None:
-            return {"selected": None, "reason": "full", "decided_at": None, "lookahead": horizon}
-        if rule.planned:
-            reason = "replay" if rule.needs_given else "planned"
-            return {"selected": None, "reason": reason, "decided_at": None, "lookahead": horizon}
+        horizon = self._engine.options.horizon
         # marks[d]: whether the criterion was met after loop d + 1, least depths apart
         first = next((d + 1 for d, mark in enumerate((marks or [])[:depth]) if mark), None)
         selected = None if first is None else first + horizon
@@ -104,17 +102,20 @@ class Tracer:
     def token(
         self, live: Live, event: TokenEvent, rows: list[dict[str, Any]], row: int, logprob: float
     ) -> dict[str, Any]:
-        """The line of one token."""
+        """The line of one token; `tokens` writes it."""
         if live.done.first_token is None:
             live.done.first_token = self._engine.now()
         if self._recorder is None:
             return {}
-        line = {
+        return {
             "request": event.request, "index": event.index, "position": live.job.position, "token": event.token,
             "logprob": logprob, **rows[row],
         }  # fmt: skip
-        self._recorder.write("tokens", line)
-        return line
+
+    def tokens(self, events: list[TokenEvent]) -> None:
+        """All lines of a tick at once."""
+        if self._recorder is not None and events:
+            self._recorder.write("tokens", *(event.record for event in events))
 
     def tick(self, tick: Tick, start: float, end: float) -> None:
         """A tick is over."""

@@ -74,3 +74,16 @@ def test_tokens_without_probability_are_never_drawn() -> None:
     logits[:, [3, 300]] = 0.0
     drawn = set(sample(logits, [1.0] * 500, [1.0] * 500, range(500), [0] * 500).tokens.tolist())
     assert drawn == {3, 300}
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**40), size=st.integers(1, 1100), few=st.booleans())
+def test_the_most_probable_token_and_its_lead_by_blocks(seed: int, size: int, few: bool) -> None:
+    logits = torch.randn(4, size, generator=torch.Generator().manual_seed(seed))
+    if few:  # equals: the first counts, and nobody leads
+        logits = logits.round()
+    out = sample(logits, [0.0] * 4, [1.0] * 4, [0] * 4, [0] * 4, top_logprobs=None)
+    assert out.tokens.tolist() == logits.argmax(-1).tolist()
+    assert out.logprobs.numel() == out.top_ids.numel() == out.top_logprobs.numel() == 0
+    best = logits.topk(min(2, size), -1).values
+    assert torch.equal(sample(logits, [0.0] * 4, [1.0] * 4, [0] * 4, [0] * 4).leads, best[:, 0] - best[:, -1])
