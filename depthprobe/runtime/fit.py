@@ -115,6 +115,8 @@ def fit(folder: Path) -> Fitted:
     fits = {stage: fit_line([one for one in ran if one.stage == stage]) for stage in STAGES}
     if fits["recurrent"].n < LEAST_TICKS:
         what = f"{fits['recurrent'].n} recurrent ticks are too few to tell what a row and a key cost"
+        if len(ran) < len(lines):
+            what += f"; the record explains {len(ran)} of {len(lines)} ticks"
         raise UserError(what, where=str(folder), remedy=f"serve more requests: {LEAST_TICKS} at least")
     core, outer = about.get("core_page_bytes", 1), about.get("outer_page_bytes", 0)
     clock = Clock(

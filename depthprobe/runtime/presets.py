@@ -40,6 +40,7 @@ At least 4 tokens, together at most 16,384.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -49,11 +50,12 @@ from depthprobe.runtime.roofline import Clock, Line, load_clock
 
 
 class Range(NamedTuple):
-    """A published fraction of the bound, and how it is put there."""
+    """A published fraction of the bound, how it is put there, and the mean exit up to which it is told."""
 
     low: float
     high: float
     said: str
+    up_to: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ PUBLISHED: dict[str, Published] = {
         _between({0.2: 2.47, 0.5: 3.05, 1.0: 4.0}, (0.4, 0.7)), (0.2, 0.5, 1.0),
         {
             "refill": Range(0.94, 0.99, "94–99 % of the bound; without exits within 2 % of full"),
-            "no-refill": Range(0.75, 0.88, "about 1.2× below B*, 1.4× at large batches, of 1.6×"),
+            "no-refill": Range(0.75, 0.88, "about 1.2× below B*, 1.4× at large batches, of 1.6×", 2.6),
         },
     ),
     "h100-huginn": Published(

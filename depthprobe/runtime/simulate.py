@@ -75,9 +75,9 @@ class Simulated:
         most_in_flight: most requests with a slot.
         counters: of the scheduler.
         refused: lines for requests that can never be served.
-        steady: tokens, seconds, and seconds that were neither prefill nor waiting, until everything had come and
-            fewer requests than the width were left; None if that never was so. What comes after is the tail of a finite
-            workload, in which no policy fills its batch.
+        steady: tokens, seconds, seconds that were neither prefill nor waiting, rows and number of recurrent ticks,
+            until everything had come and fewer requests than the width were left; None if that never was so. What
+            comes after is the tail of a finite workload, in which no policy fills its batch.
     """
 
     width: int
@@ -97,7 +97,7 @@ class Simulated:
     most_in_flight: int = 0
     counters: dict[str, int] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
-    steady: tuple[int, float, float] | None = None
+    steady: tuple[int, float, float, int, int] | None = None
 
     @property
     def throughput(self) -> float:
@@ -112,7 +112,7 @@ class Simulated:
     @property
     def rates(self) -> tuple[float, float]:
         """Tokens a second before the tail, of all the time and of the seconds of decoding."""
-        tokens, seconds, decoding = self.steady or (self.tokens, self.seconds, self.decoding)
+        tokens, seconds, decoding = self.steady[:3] if self.steady else (self.tokens, self.seconds, self.decoding)
         return tokens / seconds if seconds else 0.0, tokens / decoding if decoding > 0 else 0.0
 
     @property
@@ -122,9 +122,9 @@ class Simulated:
 
     @property
     def fill(self) -> float:
-        """Mean rows of a recurrent tick as a share of the width."""
-        ticks = self.stage_ticks["recurrent"]
-        return self.rows / (ticks * self.width) if ticks else 0.0
+        """Mean rows of a recurrent tick as a share of the width, before the tail."""
+        rows, ticks = self.steady[3:] if self.steady else (self.rows, self.stage_ticks["recurrent"])
+        return rows / (ticks * self.width) if ticks else 0.0
 
     @property
     def mean_context(self) -> float:
@@ -178,7 +178,7 @@ class Simulator:
         sent = gone = 0
         while self._times is None or self._tick < len(self._times):
             if self._times is not None:
-                self.now = max(self.now, self._times[self._tick][0])
+                self.now = self._times[self._tick][0]
             while sent < len(line) and works[line[sent]].arrival <= self.now:
                 self._add(line[sent])
                 sent += 1
@@ -190,8 +190,8 @@ class Simulator:
                 if self.scheduler.in_flight >= self.config.width:
                     self._was_full = True
                 elif self._was_full and out.steady is None and sent == len(line) and not self.scheduler.waiting:
-                    seconds = self.now - begin
-                    out.steady = out.tokens, seconds, seconds - out.stage_seconds["prefill"] - out.waiting
+                    out.seconds = self.now - begin
+                    out.steady = out.tokens, out.seconds, out.decoding, out.rows, out.stage_ticks["recurrent"]
                 self._step(tick)
                 self._tick += 1
                 continue
@@ -345,7 +345,9 @@ def settings(
     kind = layout(kv)
     spare = width if spare is None else spare
     if coda_share is None:
-        coda_share = min(1.0, clock.least_coda / width) if clock.least_coda else 1.0 if spare * 2 >= width else 0.5
+        coda_share = (
+            min(1.0, clock.least_coda / max(width, 1)) if clock.least_coda else 1.0 if spare * 2 >= width else 0.5
+        )
     core, outer = clock.pages(_pages_per_token(kind.reserve, kind.held, clock.n_loops, works, policy), kv_bytes)
     return SchedulerConfig(
         n_loops=clock.n_loops, width=width, core_pages=core, outer_pages=outer, spare=spare, policy=policy, kv=kind,

@@ -91,14 +91,14 @@ def draw(lengths: Lengths, n: int, shares: Sequence[float], *, rate: float | Non
         raise UserError(f"{n} requests", where="requests", remedy="ask for 1 or more")
     if rate is not None and not 0 < rate < math.inf:
         raise UserError(f"the rate is {rate}, not above 0", where="rate")
-    rng = random.Random(seed)
+    rng, gaps = random.Random(seed), random.Random(~seed)
     prompts = _lengths(lengths.prompt, lengths.prompt_sigma, n, lengths, rng)
     outputs = _lengths(lengths.output, lengths.output_sigma, n, lengths, rng)
     depths = range(1, len(shares) + 1)
     now, out = 0.0, []
     for prompt, output in zip(prompts, outputs, strict=True):
         if rate is not None:
-            now += rng.expovariate(rate)
+            now += gaps.expovariate(rate)
         output = min(output, max(lengths.least, lengths.longest - prompt))
         out.append(Work(prompt, bytes(rng.choices(depths, shares, k=output)), output, arrival=now))
     return out
