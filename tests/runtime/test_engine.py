@@ -23,8 +23,8 @@ from depthprobe.runtime.requests import Completion, Request, Sampling
 from tests.runtime.helpers import VOCABULARY, configs, random_model
 from tests.runtime.reference import SlowRequest
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-many = settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 RULES = ["q:0.5", "q:0.8,min=2", "hazard:0.45", "fixed:1", "fixed:2", "full", "ponder", "l2:0.4", "second:0.5",
          "kl:0.01", "entropy:2.0", "confidence:0.2", "act:0.2", "lookahead:q:0.6", "lookahead:l2:0.4"]  # fmt: skip
@@ -189,7 +189,7 @@ def test_preempted_requests_decide_nothing_anew(config, asked, data, seed, text,
     run_case(config, asked, data, seed, text, policy, prefill, aborts, tight=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @many
 @given(
     config=configs(exit_gate=True), asked=requests(), data=st.data(), seed=st.integers(0, 10**6),

@@ -104,14 +104,14 @@ def test_schedules_checked_after_every_tick(rng: random.Random) -> None:
     random_run(rng, check=1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("block", range(20))
 def test_many_random_schedules(block: int) -> None:
     for seed in range(10_000 + block * 1000, 10_000 + (block + 1) * 1000):
         random_run(random.Random(seed), check=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=False))
 def test_many_schedules_checked_after_every_tick(rng: random.Random) -> None:
