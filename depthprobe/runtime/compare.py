@@ -95,7 +95,7 @@ def measures(out: Simulated, full: Simulated, clock: Clock, config: SchedulerCon
     }  # fmt: skip
     published = published_range(clock, policy, out.mean_exit)
     row["published"] = None if published is None else [published.low, published.high]
-    row["says"] = None if published is None or policy == "full" else _says(row, published, out, clock, config)
+    row["says"] = None if published is None or policy == "full" else _says(row, published, out, full, clock, config)
     return row
 
 
@@ -125,23 +125,27 @@ def quantiles(values: Sequence[float]) -> dict[str, float] | None:
     return {"mean": sum(ordered) / len(ordered), "p50": at(0.5), "p90": at(0.9)}
 
 
-def _says(row: dict[str, Any], published: Range, out: Simulated, clock: Clock, config: SchedulerConfig) -> str:
+def _says(
+    row: dict[str, Any], published: Range, out: Simulated, full: Simulated, clock: Clock, config: SchedulerConfig
+) -> str:
     """Whether the fraction lies within the published range, and where its time goes if not."""
     fraction, decoding = row["fraction"], row["decode_fraction"]
     reach = f"published {published.low:.2f}–{published.high:.2f}"
     if published.low - 0.005 <= fraction <= published.high + 0.005:
         return f"within the {reach}"
     if fraction > published.high:
+        if full.fill < 0.95 * out.fill or full.most_in_flight < out.most_in_flight:
+            return f"above the {reach}: full depth is short of pages, {full.most_in_flight} requests in flight at most"
         return f"above the {reach}: nothing but the clock's stages takes time"
     if published.low - 0.005 <= decoding:
         return (
             f"below the {reach}, decoding alone {decoding:.2f}: prefill is {row['shares']['prefill']:.0%} of the time"
         )
-    ideal_core = token_seconds(clock, config.width, out.mean_context, out.mean_exit)
-    ideal_outside = token_seconds(clock, config.width, out.mean_context, 0.0)
+    # seconds of a token beyond those in full batches; of the core before the tail
     tokens = max(1, out.tokens)
-    outside = (out.stage_seconds["prelude"] + out.stage_seconds["coda"]) / tokens - ideal_outside
-    core = out.stage_seconds["recurrent"] / tokens - (ideal_core - ideal_outside)
+    outside = (out.stage_seconds["prelude"] + out.stage_seconds["coda"]) / tokens
+    outside -= token_seconds(clock, config.width, out.mean_context, 0.0)
+    core = clock.recurrent.fixed * out.mean_exit * (1 / max(out.fill, 1e-9) - 1) / config.width
     idle = out.host / tokens
     why = max(
         (core, f"recurrent batches are {row['fill']:.0%} full"),

@@ -6,6 +6,7 @@ import math
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,11 @@ def test_rows_of_a_comparison_say_what_departs() -> None:
     assert refill["fraction"] < 0.94 and refill["decode_fraction"] > 0.94 and "prefill" in refill["says"]
     assert no_refill["decode_fraction"] < refill["decode_fraction"] and "full" in no_refill["says"]
     assert refill["flop_bound"] == pytest.approx(1.6, abs=0.01) and refill["mean_exit"] == pytest.approx(2.47, abs=0.02)
+    slow = replace(OURO, host=2e-3, prefill=Line())
+    waits = compare(slow, works, policies=["refill"], widths=[32], kvs=["shared"], horizon=1)[0]
+    assert waits["host_share"] > 0.1 and "waits for the host" in waits["says"]
+    poor = compare(OURO, works, policies=["refill"], widths=[64], kvs=["ragged"], kv_bytes=1 << 30)[0]
+    assert poor["speedup"] > refill["speedup"] and poor["peak_bytes"] <= 1 << 30
     none = compare(OURO, draw(WORKLOADS["alpaca"], 60, [0, 0, 0, 1]), policies=["refill"], widths=[16], kvs=["ragged"])
     assert none[0]["speedup"] == pytest.approx(1, abs=0.02) and "within" in none[0]["says"]
     assert published_range(OURO, "no-refill", 3.0) is None and published_range(UNIT, "refill", 2.0) is None
