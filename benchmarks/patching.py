@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--lean", action="store_true", help="the plain loop computes the last token's logits alone")
     options = parser.parse_args()
     begun = time.perf_counter()
-    ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: freed blocks go back to the kernel
+    _map_blocks_above(_TIMED)
     torch.set_num_threads(options.threads)
     rounds, sample = options.stories or (2 if options.quick else 6), 4 if options.quick else 10
     results: dict[str, Any] = {"threads": options.threads, "quick": options.quick, "max_mib": options.max_mib}
@@ -306,6 +306,7 @@ def gemm_seconds(model: TappedModel) -> Seconds:
 def peak(call: Callable[[], object]) -> float | None:
     """MiB of resident memory that a call needs above what was there; None where the kernel does not tell."""
     gc.collect()
+    _map_blocks_above(1 << 20)
     ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -314,6 +315,18 @@ def peak(call: Callable[[], object]) -> float | None:
         return max(0.0, _resident("VmHWM") - before)
     except OSError:
         return None
+    finally:
+        _map_blocks_above(_TIMED)
+
+
+#: where glibc's own threshold ends up once large blocks were freed
+_TIMED = 32 << 20
+
+
+def _map_blocks_above(size: int) -> None:
+    """Blocks above this size are given back to the kernel as they are freed: needed where resident memory is read, and
+    a page fault for every page of every tensor where time is (`M_MMAP_THRESHOLD`)."""
+    ctypes.CDLL(None).mallopt(-3, size)
 
 
 def _resident(key: str) -> float:

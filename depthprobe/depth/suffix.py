@@ -69,6 +69,13 @@ class Climb:
         self._narrow = Batch(
             grouped(rows, lambda start: tuple(position for position in asked if position >= start)), like, program.kept
         )
+        # state and moment → start of a group → which of its rows are edited there; a group's first rows are the same
+        # in both batches
+        self._edited: dict[tuple[int, bool], dict[int, list[int]]] = {}
+        for group in self._narrow.groups:
+            for number, row in enumerate(group.rows):
+                for moment in row.values:
+                    self._edited.setdefault(moment, {}).setdefault(group.start, []).append(number)
         self._first = min(row.join for row in rows)
         self._batch = self._wide if self._first <= self._last else self._narrow
         inner = {(step, path) for row in rows for step, edits in row.inner.items() for path, _, _ in edits}
@@ -113,8 +120,9 @@ class Climb:
         step = self._program.steps[state - 1] if state else None
         made_by = step.keep if isinstance(step, Glue) and step.keep in batch.kept else None
         for moment in ((state, False), (state, True)):
-            for part in chunks(batch.groups, state, self._most):
-                edits = batch.edits(part, lambda row, at=moment: row.values.get(at, ()), before, whole=True)
+            among = self._edited.get(moment)
+            for part in chunks(batch.groups, state, self._most) if among else ():
+                edits = batch.edits(part, lambda row, at=moment: row.values[at], before, whole=True, among=among)
                 if edits is not None:
                     batch.state[edits[0]] = edits[1]
                     if made_by is not None and moment == (state, False):  # later glue adds what stands there now

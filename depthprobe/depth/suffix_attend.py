@@ -124,7 +124,7 @@ def _weights(scores: Tensor, span: Span, seen: Seen, asked: Asked, shape: tuple[
     view = scores.view(shape)
     bias = _bias(span, seen, scores.device)
     if bias is not None:
-        view += bias.to(scores.dtype)
+        view[..., -bias.shape[-1] :] += bias.to(scores.dtype)
     if span.cuts is not None:
         view.masked_fill_(span.cuts[None, :, None], float("-inf"))
     if asked.sinks is None:
@@ -136,18 +136,18 @@ def _weights(scores: Tensor, span: Span, seen: Seen, asked: Asked, shape: tuple[
 
 
 def _bias(span: Span, seen: Seen, device: torch.device) -> Tensor | None:
-    """[m, end] of a span's queries: its rows of the layer's own mask."""
+    """[m, n] of a span's queries: its rows of the layer's own mask, of the last n keys; all see those before."""
     asked = range(span.start, span.end) if span.asking is None else span.asking
-    asking = torch.tensor(asked, device=device)
     if seen.bias is not None:
-        rows = seen.bias[asking, : span.end]
+        rows = seen.bias[torch.tensor(asked, device=device), : span.end]
         if rows.dtype == torch.bool:
             return torch.zeros(rows.shape, device=device).masked_fill_(~rows, -torch.inf)
         return rows
     if asked[0] == span.end - 1:
         return None  # the last token alone sees all
-    later = torch.arange(span.end, device=device) > asking[:, None]
-    return torch.zeros(later.shape, device=device).masked_fill_(later, -torch.inf)
+    own = span.end - span.start
+    later = torch.full((own, own), -torch.inf, device=device).triu_(1)
+    return later if span.asking is None else later[[token - span.start for token in asked]]
 
 
 # -- how layers hand them over

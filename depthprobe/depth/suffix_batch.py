@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -80,13 +81,15 @@ class Batch:
                 mine[to] = rows[:, columns].flatten(0, 1)
 
     def edits(
-        self, part: Sequence[Slice], pick: Pick, skipped: Tensor | None = None, whole: bool = False
-    ) -> tuple[Tensor, Tensor] | None:
+        self, part: Sequence[Slice], pick: Pick, skipped: Tensor | None = None, whole: bool = False,
+        among: Mapping[int, Sequence[int]] | None = None,
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         """Where edits of rows lie, and what they put there.
 
         Args:
             part: rows; whole: count tokens as in the buffer, not as in the chunk that these rows make.
             skipped: [S, d], what a skip puts.
+            among: start of a group → numbers of its rows, ascending, that alone may have some; None: any row may.
 
         Returns:
             int64 [m] and [m, d], no place twice; None if there are none.
@@ -94,15 +97,21 @@ class Batch:
         index: list[int] = []
         values: list[Tensor] = []
         for piece, first in _begins(part, whole):
+            numbers: Sequence[int] = range(piece.first, piece.last)
+            if among is not None:
+                own = among.get(piece.group.start, ())
+                numbers = own[bisect_left(own, piece.first) : bisect_left(own, piece.last)]
+                if not numbers:
+                    continue
             place = {position: i for i, position in enumerate(piece.group.tokens)}
             each = len(piece.group.tokens)
-            for number, row in enumerate(piece.group.rows[piece.first : piece.last]):
-                for edit, which in pick(row):
+            for number in numbers:
+                for edit, which in pick(piece.group.rows[number]):
                     positions = which if edit is None else [edit.positions[i] for i in which]
                     here = [i for i, position in enumerate(positions) if position in place]
                     if not here:
                         continue
-                    index += [first + number * each + place[positions[i]] for i in here]
+                    index += [first + (number - piece.first) * each + place[positions[i]] for i in here]
                     if edit is None:
                         assert skipped is not None
                         values.append(skipped[[positions[i] for i in here]])
