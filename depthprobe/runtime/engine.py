@@ -10,6 +10,8 @@ holds their pages, the recorder writes down what happened. `step()` is one tick.
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +27,7 @@ from depthprobe.runtime.live import Decodes, Live
 from depthprobe.runtime.options import EngineOptions, end_tokens
 from depthprobe.runtime.pages import PagePool
 from depthprobe.runtime.record import Recorder
+from depthprobe.runtime.recovery import restarted
 from depthprobe.runtime.requests import Completion, Request, Sampling, TokenEvent
 from depthprobe.runtime.runner import Runner
 from depthprobe.runtime.sampling import sample
@@ -78,6 +81,8 @@ class Engine:
         self._next_id = 0
         self._done: dict[str, Completion] = {}
         self._planned: deque[Tick] = deque()
+        self._streams: dict[str, deque[TokenEvent]] = {}
+        self._made_of = self._weights()
 
     # -- requests
 
@@ -98,16 +103,24 @@ class Engine:
         if name in self._ids or name in self._done:
             raise UserError(f"a request named {name} is there already", where="id", remedy="give each its own id")
         request = self.options.checked(request, name, self._vocab, self.tokenizer is not None)
+        if self._weights() != self._made_of:
+            what = "the model's weights have changed since the engine was made, which keeps a copy of them"
+            raise UserError(what, where=f"request {name}", remedy="make a new Engine")
         job = Job(self._next_id, len(request.prompt), request.sampling.max_new_tokens,
                   self.now() if arrival is None else arrival)  # fmt: skip
         try:
             self.scheduler.add(job)
         except UserError as error:
             raise UserError(error.what, where=f"request {name}", remedy=error.remedy) from None
+        live = Live(request, job, self.tokenizer)
+        try:
+            self.tracer.started(live)
+        except BaseException:
+            self.scheduler.abort(job.id)
+            raise
         self._next_id += 1
         self._ids[name] = job.id
-        self._live[job.id] = live = Live(request, job, self.tokenizer)
-        self.tracer.started(live)
+        self._live[job.id] = live
         return name
 
     def abort(self, name: str) -> bool:
@@ -140,22 +153,46 @@ class Engine:
         """Run one tick; the tokens that it made, oldest request first. Without work an empty list."""
         tick = self._planned.popleft() if self._planned else self.scheduler.plan()
         if tick is None:
+            if self._live:
+                raise RuntimeError(f"{len(self._live)} requests are in flight and no tick can be planned")
             return []
         start = self.now()
         run = {"prefill": self._prefill, "prelude": self._prelude, "recurrent": self._recurrent, "coda": self._coda}
-        for _, slot in tick.preempted:
-            self.pool.release(slot)
-        outcome, events = run[tick.stage](tick)
-        for job, slot in outcome.freed:
-            self.pool.release(slot)
-            self._going.pop(job.id, None)
-        self.tracer.tick(tick, start, self.now())
+        try:
+            for _, slot in tick.preempted:
+                self.pool.release(slot)
+            outcome, events = run[tick.stage](tick)
+            for job, slot in outcome.freed:
+                self.pool.release(slot)
+                self._going.pop(job.id, None)
+            self.tracer.tick(tick, start, self.now())
+        except BaseException as error:
+            self._recover(tick, error)
+            raise
+        for event in events:
+            if (queue := self._streams.get(event.request)) is not None:
+                queue.append(event)
         return events
 
     def run(self) -> None:
         """Run until nothing is left to do."""
-        while self._live:
+        while self._live or self._planned:
             self.step()
+
+    def _recover(self, failed: Tick, error: BaseException) -> None:
+        """End the requests of a tick that failed, with what is known of them; all others will go on."""
+        lost = {job.id for tick in (failed, *self._planned) for job in tick.jobs}
+        self._planned.clear()
+        self._going.clear()
+        self.scheduler, gone = restarted(self.scheduler, lost)
+        for slot in range(self.scheduler.config.n_slots):
+            self.pool.release(slot)
+        why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        for job in gone:
+            live = self._live.pop(job.id)
+            del self._ids[live.request.id]
+            with contextlib.suppress(UserError):  # the record may be what failed
+                self._finish(live, "error", why)
 
     def generate(
         self,
@@ -178,22 +215,35 @@ class Engine:
             try:
                 names.append(self.add(self.request(prompt, own)))
             except UserError as error:
-                ids = prompt.prompt if isinstance(prompt, Request) else () if isinstance(prompt, str) else tuple(prompt)
+                ids = prompt.prompt if isinstance(prompt, Request) else ()
                 names.append(Completion("", ids, finish_reason="refused", error=str(error)))
-        while any(isinstance(name, str) and name in self._ids for name in names):
-            self.step()
+        pending = {name for name in names if isinstance(name, str)}
+        try:
+            while pending:
+                pending.difference_update(event.request for event in self.step() if event.finish_reason is not None)
+        except BaseException:
+            for name in pending:
+                self.abort(name)
+                self._done.pop(name, None)
+            raise
         return [self._done.pop(name) if isinstance(name, str) else name for name in names]
 
     def stream(self, prompt: Sequence[int] | str | Request, sampling: Sampling | None = None) -> Iterator[TokenEvent]:
         """Serve one prompt, with whatever else is in flight, and give its tokens as they come.
 
-        Leaving the iterator before its end aborts the request.
+        Several streams may be read in turn: each has its own tokens, whoever runs the ticks. Leaving the iterator
+        before its end aborts the request.
         """
         name = self.add(self.request(prompt, sampling))
+        queue = self._streams[name] = deque()
         try:
-            while name in self._ids:
-                yield from (event for event in self.step() if event.request == name)
+            while queue or name in self._ids:
+                if queue:
+                    yield queue.popleft()
+                else:
+                    self.step()
         finally:
+            del self._streams[name]
             self.abort(name)
             self._done.pop(name, None)
 
@@ -210,12 +260,18 @@ class Engine:
             ids: Sequence[int] = self.tokenizer(prompt)["input_ids"]  # type: ignore[operator]
         else:
             ids = prompt
-        return Request(tuple(ids), sampling or Sampling())
+        try:
+            whole = tuple(True if token is True else operator.index(token) for token in ids)
+        except TypeError:
+            what = f"the prompt is a {type(prompt).__name__}, not text or a list of token ids"
+            raise UserError(what, where="prompt") from None
+        return Request(whole, sampling or Sampling())
 
     def close(self) -> None:
         """Abort what is in flight, and bring the trace to the disk."""
         for name in list(self._ids):
             self.abort(name)
+        self.run()
         self.tracer.close()
 
     def __enter__(self) -> Engine:
@@ -293,10 +349,13 @@ class Engine:
         logprobs = drawn.logprobs.tolist() if wanted else [0.0] * len(tokens)
         best_ids, best = drawn.top_ids.tolist(), drawn.top_logprobs.tolist()
         exited = self.tracer.rows(tick, drawn)
-        events, finished = [], []
+        sound = self.runner.sound(slots)
+        events, finished, unsound = [], [], []
         for row, (live, token, logprob) in enumerate(zip(lives, tokens, logprobs, strict=True)):
-            if live.job.aborted:
+            if live.job.aborted or not sound[row]:
                 finished.append(True)
+                if not live.job.aborted:
+                    unsound.append(live)
                 continue
             text, reason = live.take(token, self._eos)
             depth = live.job.depth
@@ -315,13 +374,22 @@ class Engine:
         for event in events:
             if event.finish_reason is not None:
                 self._finish(self._live.pop(self._ids.pop(event.request)), event.finish_reason)
+        for live in unsound:
+            del self._live[self._ids.pop(live.request.id)]
+            at = live.job.position
+            self._finish(live, "error", f"the model's state at position {at} is not finite")
+            events.append(TokenEvent(live.request.id, len(live.done.tokens), -1, live.job.depth, finish_reason="error"))
         return outcome, events
 
     def _of(self, tick: Tick) -> list[Live]:
         return [self._live.get(job.id) or self._going[job.id] for job in tick.jobs]
 
-    def _finish(self, live: Live, reason: str) -> None:
-        live.done.finish_reason, live.done.finished = reason, self.now()
+    def _weights(self) -> int:
+        # every change in place counts a tensor's version up
+        return sum(parameter._version for parameter in self.model.parameters())
+
+    def _finish(self, live: Live, reason: str, error: str | None = None) -> None:
+        live.done.finish_reason, live.done.finished, live.done.error = reason, self.now(), error
         live.done.prompt_exit_depths = list(live.job.prompt_exits)
         if live.text is not None:
             live.done.text = live.text.whole

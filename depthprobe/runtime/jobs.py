@@ -76,6 +76,11 @@ class Job:
         return self.arrival, self.id
 
     @property
+    def began(self) -> int:
+        """Number of the tick of the current token's first prelude."""
+        return self._entered
+
+    @property
     def tokens(self) -> int:
         """Tokens that hold pages when it has generated max_new: the last one generated is never run."""
         return self.prompt_len + self.max_new - 1

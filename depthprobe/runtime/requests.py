@@ -112,7 +112,8 @@ class TokenEvent:
         logprob: natural log of its probability under the model at temperature 1; None unless asked for.
         top: alternatives, (token, logprob), most probable first.
         exit_depth: loops that its row ran, 1…U.
-        finish_reason: None while the request goes on; "eos", "stop" or "length" with its last token.
+        finish_reason: None while the request goes on; "eos", "stop" or "length" with its last token; "error" with token −1
+            where the model broke.
         record: the row of the record, as in `record.py`.
     """
 
@@ -135,8 +136,8 @@ class Completion:
         tokens: generated ids; text: their text with a tokenizer, else "".
         exit_depths: loops run for each of them, of the row that predicted it.
         prompt_exit_depths: of prompt[:-1].
-        finish_reason: "eos", "stop", "length", "aborted" or "refused".
-        error: the line that says why it was refused; None otherwise.
+        finish_reason: "eos", "stop", "length", "aborted", "refused" or "error".
+        error: the line that says why it was refused or broke; None otherwise.
     """
 
     id: str

@@ -223,7 +223,7 @@ class Runner:
         Args:
             depths: `[n]`, the loop, 1…U, that each row runs now.
             frozen: rows that have left and are computed for company's sake: nothing of theirs is kept.
-            floors: rows at loops below theirs are not asked whether they leave.
+            floors: exit depths; rows that would leave at smaller ones are not asked.
 
         Returns:
             bool `[n]` on the model's device: rows that leave after this loop (with a rule of horizon 1: after the
@@ -254,7 +254,7 @@ class Runner:
             self.uniform[at] if self._drawn else None, self.given[at] if self._played else None,
         )  # fmt: skip
         if floors is not None:
-            marks = marks & (loop >= self.put(_array(floors)[order]))
+            marks = marks & (loop + self.watch.horizon >= self.put(_array(floors)[order]))
         marks = marks | (loop + self.watch.horizon >= self.n_loops)
         if self.tap:
             self._read_out(kept, loop, state)
@@ -281,6 +281,10 @@ class Runner:
         state = self.state.index_select(0, self.put(slot[order]))
         x = self._coda_layers(state, slot[order], position[order])
         return self.model.lm_head(x.index_select(0, self.put(np.argsort(order))))
+
+    def sound(self, slots: Ints) -> list[bool]:
+        """Whether the states that tokens left with are finite; what follows from others is not an answer."""
+        return self.state.index_select(0, self.put(_array(slots))).isfinite().all(-1).tolist()
 
     def release(self, slot: int) -> None:
         """The request in this slot is done or dropped: all of its pages go back."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from depthprobe.errors import UserError
 from depthprobe.runtime.jobs import Tick
 from depthprobe.runtime.live import Live
 from depthprobe.runtime.record import Recorder
@@ -44,17 +45,25 @@ class Tracer:
         if self._recorder is None:
             return
         request = live.request
-        row: dict[str, Any] = {
+        own: dict[str, Any] = {
             "event": "start", "request": request.id, "prompt": list(request.prompt), "arrival": live.job.arrival,
             "sampling": asdict(request.sampling), "replay": _listed(request.replay),
-            "prompt_replay": _listed(request.prompt_replay), **request.about,
+            "prompt_replay": _listed(request.prompt_replay),
         }  # fmt: skip
-        self._recorder.write("requests", row)
+        where = f"about of request {request.id}"
+        if taken := sorted(own.keys() & request.about.keys()):
+            raise UserError(f"{taken[0]} is a field of the record's own", where=where, remedy="name it otherwise")
+        try:
+            self._recorder.write("requests", own | request.about)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"it cannot be written as JSON: {error}", where=where) from None
 
     def entered(self, tick: Tick) -> None:
         """Tokens begin their loops."""
         if self._recorder is not None:
-            self._began[[job.slot for job in tick.jobs]] = self._engine.now()
+            # what was preempted began before
+            first = [job.slot for job in tick.jobs if job.began == tick.number]
+            self._began[first] = self._engine.now()
 
     def rows(self, tick: Tick, drawn: Sampled) -> list[dict[str, Any]]:
         """What a coda tick's rows have on record beside their tokens; empty dicts without a recorder."""
@@ -66,6 +75,7 @@ class Tracer:
         at = torch.tensor(slots, device=drawn.tokens.device)
         margins, began = drawn.leads.tolist(), self._began[slots].tolist()
         watch, runner = engine.runner.watch, engine.runner
+        weighs = runner.act is not None  # adds λ up instead
         nothing: list[list[float] | None] = [None] * len(jobs)
         gates = watch.lam[at].tolist() if watch.gated else nothing
         criteria = watch.criterion[at].tolist() if watch.decides else nothing
@@ -77,9 +87,9 @@ class Tracer:
             lam, criterion, read = gates[i], criteria[i], taps[i]
             row = {
                 "exit": depth, "executed": depth, "lambda": None if lam is None else [_short(x) for x in lam[:depth]],
-                "cdf": None if lam is None else _cdf(lam[:depth], self._loops),
+                "cdf": None if lam is None or weighs else _cdf(lam[:depth], self._loops),
                 "criterion": None if criterion is None else [_short(x) for x in criterion[:depth]],
-                "waited": job.ticks_waited, "run": job.ticks_run, "pages": job.core_pages, "margin": margins[i],
+                "waited": job.ticks_waited, "run": job.ticks_run, "pages": job.core_pages, "margin": _short(margins[i]),
                 "start": began[i], "finished": now, "lens": None if read is None else read[:depth],
             }  # fmt: skip
             row.update(self._told or self._why(depth, met[i]))
@@ -87,15 +97,17 @@ class Tracer:
         return rows
 
     def _why(self, depth: int, marks: Any) -> dict[str, Any]:
-        """Which loop the rule chose by itself, and why the row left where it did."""
+        """Which loop the rule chose by itself, and why the row left where it did; unknown where no marks were kept."""
         horizon = self._engine.options.horizon
+        if marks is None:
+            return {"selected": None, "reason": None, "decided_at": None, "lookahead": horizon}
         # marks[d]: whether the criterion was met after loop d + 1, least depths apart
-        first = next((d + 1 for d, mark in enumerate((marks or [])[:depth]) if mark), None)
+        first = next((d + 1 for d, mark in enumerate(marks[:depth]) if mark), None)
         selected = None if first is None else first + horizon
         if selected is None or selected > self._loops:
             return {"selected": None, "reason": "cap", "decided_at": None, "lookahead": horizon}
         reason = "rule" if selected == depth else "floor"
-        if selected < depth == self._loops and not (marks or [])[depth - 1 - horizon]:
+        if selected < depth == self._loops and not marks[depth - 1 - horizon]:
             reason = "cap"  # met below the least depth, and never again
         return {"selected": selected, "reason": reason, "decided_at": depth - horizon, "lookahead": horizon}
 
@@ -139,7 +151,7 @@ class Tracer:
         self._recorder.write("requests", {
             "event": "end", "request": done.id, "finish_reason": done.finish_reason, "tokens": done.tokens,
             "exits": done.exit_depths, "prompt_exits": done.prompt_exit_depths, "first_token": done.first_token,
-            "finished": done.finished, "preemptions": live.job.preemptions,
+            "finished": done.finished, "preemptions": live.job.preemptions, "error": done.error,
         })  # fmt: skip
 
     def close(self) -> None:
@@ -157,9 +169,10 @@ def _short(x: float) -> float | None:
     return float(f"{x:.7g}") if x - x == 0 else None
 
 
-def _cdf(lambdas: list[float], n_loops: int) -> list[float]:
-    survived, out = 1.0, []
+def _cdf(lambdas: list[float], n_loops: int) -> list[float | None]:
+    out: list[float | None] = []
+    survived = 1.0
     for loop, value in enumerate(lambdas, 1):
         survived *= 1.0 - value
-        out.append(1.0 if loop == n_loops else float(f"{1.0 - survived:.7g}"))
+        out.append(1.0 if loop == n_loops else _short(1.0 - survived))
     return out

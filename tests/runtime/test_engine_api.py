@@ -227,3 +227,93 @@ def test_lookahead_runs_ahead_and_says_so(model, tmp_path) -> None:
     least = min(row["exit"] for row in read_lines(tmp_path / "t", "tokens"))
     assert least >= 3  # an l2 rule first compares after loop 2
     assert FixedDepth(1).horizon == 0
+
+
+def test_an_exception_in_a_tick_ends_its_requests_alone(model, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [[1, 2, 3], [4, 5], [6], [7, 8]]
+    sampling = Sampling(max_new_tokens=4)
+    expected = Engine(model, exit="q:0.6", width=4).generate(prompts, sampling)
+    for stage in ("prefill", "prelude", "recurrent", "coda"):
+        for kv in ("ragged", "shared"):
+            engine = Engine(model, exit="q:0.6", kv=kv, width=1, spare=2)
+            names = [engine.add(Request(tuple(prompt), sampling)) for prompt in prompts]
+            for _ in range(6):
+                engine.step()
+            plain = getattr(engine.runner, stage)
+
+            def broken(*_args: object, **_options: object) -> None:
+                raise MemoryError("no room")
+
+            monkeypatch.setattr(engine.runner, stage, broken)
+            with pytest.raises(MemoryError):
+                engine.run()
+            monkeypatch.setattr(engine.runner, stage, plain)
+            engine.check_integrity()
+            engine.run()
+            done = [engine.take(name) for name in names]
+            reasons = [one.finish_reason for one in done if one is not None]
+            assert "error" in reasons and set(reasons) <= {"error", "length"}
+            assert all("no room" in str(one.error) for one in done if one is not None and one.finish_reason == "error")
+            if kv == "ragged":
+                assert reasons.count("error") < len(prompts)
+                for one, alone in zip(done, expected, strict=True):
+                    assert one is None or one.finish_reason == "error" or one.tokens == alone.tokens
+            assert engine.pool.free_core == engine.pool.n_core and engine.in_flight == 0
+            again = engine.generate(prompts, sampling)
+            assert kv != "ragged" or [one.tokens for one in again] == [one.tokens for one in expected]
+
+
+def test_streams_side_by_side_have_all_of_their_tokens(model) -> None:
+    engine = Engine(model, width=2)
+    sampling = Sampling(max_new_tokens=5)
+    expected = [one.tokens for one in engine.generate([[1, 2], [3]], sampling)]
+    streams = [engine.stream([1, 2], sampling), engine.stream([3], sampling)]
+    got: list[list[int]] = [[], []]
+    for _ in range(5):
+        for stream, tokens in zip(streams, got, strict=True):
+            tokens.append(next(stream).token)
+    assert got == expected
+
+
+def test_a_model_that_breaks_ends_the_request_with_the_reason(tmp_path) -> None:
+    broken = random_model(LoopedConfig(**{**CONFIG.to_dict(), "tie_word_embeddings": False}), 0)
+    engine = Engine(broken, exit="fixed:2", width=2, record=tmp_path / "t")
+    with torch.no_grad():
+        broken.embed_tokens.weight[5] = torch.nan
+    with pytest.raises(UserError, match="weights have changed"):
+        engine.add(Request((1,)))
+    engine = Engine(broken, exit="fixed:2", width=2, record=tmp_path / "u")
+    done = engine.generate([[1, 5], [1, 2]], Sampling(max_new_tokens=1))
+    assert [one.finish_reason for one in done] == ["error", "length"] and "not finite" in str(done[0].error)
+    engine.close()
+    assert [row["finish_reason"] for row in read_lines(tmp_path / "u", "requests") if row["event"] == "end"]
+
+
+def test_what_is_told_of_a_request_stands_beside_the_records_own(model, tmp_path) -> None:
+    engine = Engine(model, record=tmp_path / "t")
+    for about, words in (({"event": "x"}, "record's own"), ({"x": {1, 2}}, "JSON")):
+        with pytest.raises(UserError, match=words):
+            engine.add(Request((1,), Sampling(max_new_tokens=1), about=about))
+    assert engine.in_flight == 0 and engine.scheduler.idle
+    import numpy as np
+
+    done = engine.generate([np.array([1, 2]), torch.tensor([3]), 7, None, [1.5]], Sampling(max_new_tokens=1))
+    assert [one.finish_reason for one in done] == ["length"] * 2 + ["refused"] * 3
+    engine.close()
+
+
+def test_an_abort_of_what_is_planned_ahead_gives_its_pages_back(model) -> None:
+    engine = Engine(model, exit="lookahead:l2:0.5", width=2)
+    name = engine.add(Request((1, 2), Sampling(max_new_tokens=4)))
+    while not engine._planned:
+        engine.step()
+    engine.abort(name)
+    engine.run()
+    assert engine.pool.free_core == engine.pool.n_core
+    engine.check_integrity()
+
+
+def test_no_gates_on_record_is_no_reason(model, tmp_path) -> None:
+    with Engine(model, exit="q:0.6", record_gates=False, record=tmp_path / "t") as engine:
+        engine.generate([[1, 2]], Sampling(max_new_tokens=2))
+    assert {row["reason"] for row in read_lines(tmp_path / "t", "tokens")} == {None}
