@@ -10,7 +10,6 @@ holds their pages, the recorder writes down what happened. `step()` is one tick.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -285,13 +284,13 @@ class Engine:
         logits = self.runner.coda(slots, positions)
         asked = [live.request.sampling for live in lives]
         wanted = [s.logprobs for s in asked if s.logprobs is not None]
-        most = min(max(wanted, default=0), self._vocab) if wanted or self.tracer.active else None
+        most = min(max(wanted), self._vocab) if wanted else None
         drawn = sample(
             logits, [s.temperature for s in asked], [s.top_p for s in asked], [s.seed for s in asked], positions + 1,
-            top_logprobs=most,
+            top_logprobs=most, leads=self.tracer.active,
         )  # fmt: skip
         tokens = drawn.tokens.tolist()
-        logprobs = drawn.logprobs.tolist() if most is not None else [math.nan] * len(tokens)
+        logprobs = drawn.logprobs.tolist() if wanted else [0.0] * len(tokens)
         best_ids, best = drawn.top_ids.tolist(), drawn.top_logprobs.tolist()
         exited = self.tracer.rows(tick, drawn)
         events, finished = [], []
@@ -308,7 +307,7 @@ class Engine:
                 event.logprob, event.top = logprob, top
                 live.done.logprobs.append(logprob)
                 live.done.top.append(top)
-            event.record = self.tracer.token(live, event, exited, row, logprob)
+            event.record = self.tracer.token(live, event, exited, row)
             events.append(event)
             finished.append(reason is not None)
         self.tracer.tokens(events)

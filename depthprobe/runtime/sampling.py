@@ -36,7 +36,7 @@ class Sampled(NamedTuple):
         logprobs: float32 `[n]`, of the tokens in nats, under the model itself (temperature 1, nothing cut off).
         top_ids, top_logprobs: int64 and float32 `[n, k]`, the k most probable tokens, likewise.
         leads: float32 `[n]`, how far the largest logit is ahead of the second; 0 where there is one only.
-        Without log-probabilities all but `tokens` are empty.
+        What was not asked for is empty.
     """
 
     tokens: Tensor
@@ -48,7 +48,14 @@ class Sampled(NamedTuple):
 
 @torch.inference_mode()
 def sample(
-    logits: Tensor, temperature: Floats, top_p: Floats, seed: Ints, position: Ints, *, top_logprobs: int | None = 0
+    logits: Tensor,
+    temperature: Floats,
+    top_p: Floats,
+    seed: Ints,
+    position: Ints,
+    *,
+    top_logprobs: int | None = 0,
+    leads: bool = False,
 ) -> Sampled:
     """Draw the next token of each row.
 
@@ -59,10 +66,11 @@ def sample(
             those equal to the last of them.
         seed: `[n]`, of the requests.
         position: `[n]`, index of the new token in its request.
-        top_logprobs: k; None: no log-probabilities at all, whose sums cost as much as a tenth of a loop.
+        top_logprobs: k; None: no log-probabilities at all, whose sums take longer than all else here.
+        leads: whether these are wanted.
     """
     hot = np.flatnonzero(np.asarray(temperature, dtype=np.float64) > 0.0)
-    tokens, leads = _best(logits, leads=top_logprobs is not None)
+    tokens, ahead = _best(logits, leads)
     wide = torch.promote_types(logits.dtype, torch.float32)
     if len(hot):
         device = logits.device
@@ -81,7 +89,7 @@ def sample(
         tokens[rows] = _lookup(p, drawn)
     if top_logprobs is None:
         nothing = logits.new_empty(0, dtype=torch.float32)
-        return Sampled(tokens, nothing, tokens.new_empty(0), nothing, nothing)
+        return Sampled(tokens, nothing, tokens.new_empty(0), nothing, ahead)
     top = logits.topk(top_logprobs, -1).indices
     wanted = torch.cat((tokens[:, None], top), -1)
     # few rows at a time: a large result would have to be asked of the system, for a few of its columns
@@ -90,7 +98,7 @@ def sample(
         rows.to(wide).log_softmax(-1).gather(-1, columns).float()
         for rows, columns in zip(logits.split(few), wanted.split(few), strict=True)
     ])  # fmt: skip
-    return Sampled(tokens, logprobs[:, 0], top, logprobs[:, 1:], leads)
+    return Sampled(tokens, logprobs[:, 0], top, logprobs[:, 1:], ahead)
 
 
 def _best(logits: Tensor, leads: bool) -> tuple[Tensor, Tensor]:
@@ -109,7 +117,7 @@ def _best(logits: Tensor, leads: bool) -> tuple[Tensor, Tensor]:
     columns = logits.gather(-1, at.clamp_max(size - 1)).masked_fill(at >= size, -torch.inf)
     tokens = first + columns.argmax(-1)
     if not leads or size == 1:
-        return tokens, torch.zeros(len(logits), device=logits.device)
+        return tokens, torch.zeros(len(logits) if leads else 0, device=logits.device)
     best, second = columns.topk(2, -1).values.to(wide).T
     others = maxima.scatter(-1, block[:, None], -torch.inf).amax(-1)
     return tokens, (best - torch.maximum(second, others)).float()

@@ -99,9 +99,7 @@ class Tracer:
             reason = "cap"  # met below the least depth, and never again
         return {"selected": selected, "reason": reason, "decided_at": depth - horizon, "lookahead": horizon}
 
-    def token(
-        self, live: Live, event: TokenEvent, rows: list[dict[str, Any]], row: int, logprob: float
-    ) -> dict[str, Any]:
+    def token(self, live: Live, event: TokenEvent, rows: list[dict[str, Any]], row: int) -> dict[str, Any]:
         """The line of one token; `tokens` writes it."""
         if live.done.first_token is None:
             live.done.first_token = self._engine.now()
@@ -109,7 +107,7 @@ class Tracer:
             return {}
         return {
             "request": event.request, "index": event.index, "position": live.job.position, "token": event.token,
-            "logprob": logprob, **rows[row],
+            "logprob": event.logprob, **rows[row],
         }  # fmt: skip
 
     def tokens(self, events: list[TokenEvent]) -> None:
