@@ -104,8 +104,8 @@ class StaticRun(Run):
     """Static batches at full depth."""
 
     def __init__(self, name: str, load: Load, width: int) -> None:
-        super().__init__(name, load.shape.tokens)
         self.batches = StaticBatches(load, width)
+        super().__init__(name, self.batches.requests * load.shape.new)
 
     def advance(self, tokens: int) -> None:
         spent = Seconds()
