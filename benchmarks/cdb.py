@@ -5,11 +5,12 @@
     python benchmarks/cdb.py --tables            # also over widths, contexts and shares of F0
 
 One process, one thread, float32, a random `LoopedForCausalLM` in which products rule. Requests are equally long, so a
-static batch has nobody who waits; their exits were drawn once (1…4 with .2, .4, .2, .2) and are replayed. Prompts run
-all loops on either side, their keys are computed once and copied into everybody's pages, and prefill is no part of
-any ratio unless the key says `with_prefill`; what is prefilled *again* after a preemption is computed and counts.
+static batch has nobody who waits; they end in waves, so their number, 256 or more, is made a multiple of the slots.
+Their exits were drawn once (1…4 with .2, .4, .2, .2) and are replayed. Prompts run all loops on either side, their
+keys are computed once and copied into everybody's pages, and prefill is no part of any ratio unless the key says
+`with_prefill`; what is prefilled *again* after a preemption is computed and counts.
 
-Everybody runs an eighth of their work in turn, so that a slow minute of the machine falls on all. Ratios are of sums
+Everybody runs a piece of their work in turn, so that a slow minute of the machine falls on all. Ratios are of sums
 of the thread's processor time, `*_wall` of time on the clock; `*_q1` and `*_q3` are quartiles over the turns. The
 baseline is the better of `full` (policy full, our runner) and `static` (a plain loop: keys contiguous, fused attention,
 the same packed products), both at full depth and 64 rows; `static_all_slots` has as many rows as refill has slots.
@@ -54,6 +55,8 @@ PYTHON = ("engine", "scheduler", "pool", "page index")
 QUICK = Shape(requests=128, prompts=32, prompt=24, new=12, hidden=384, heads=6, kv_heads=2, intermediate=1024,
               vocabulary=16_384)  # fmt: skip
 
+#: a run is cut into at most so many pieces, of four tokens a row or more
+TURNS = 16
 #: who is to make the same tokens as whom
 ALIKE = {"static": "full", "static_all_slots": "full", "no_exits": "full", "equal_kv": "refill",
          "small_spare": "refill", "no_parking": "refill", "no_refill": "refill"}  # fmt: skip
@@ -116,7 +119,7 @@ def compared(load: Load, prefill_s: float, only: list[str] | None) -> tuple[dict
         "lockstep": lambda: EngineRun("lockstep", load, policy="lockstep"),
     }
     runs = {name: make() for name, make in makers.items() if only is None or name in only or name == "full"}
-    in_turn(list(runs.values()), s.tokens, 8)
+    in_turn(list(runs.values()), min(TURNS, s.tokens // (4 * s.width)))
     full = runs["full"]
     assert isinstance(full, EngineRun)
     baseline = min((run for name, run in runs.items() if name in ("full", "static")), key=lambda run: run.total.cpu)
@@ -142,8 +145,10 @@ def compared(load: Load, prefill_s: float, only: list[str] | None) -> tuple[dict
         (f"bound_w{w}", "refill"), (f"equal_kv_w{w}", "equal_kv"), (f"equal_kv_ragged_w{w}", "equal_kv_ragged"),
     ):  # fmt: skip
         if name in runs:
-            key = f"fraction_of_{key}" if name == "refill" else f"fraction_{key}"
-            found |= {key + end: value / bound for end, value in over(baseline, runs[name]).items()}
+            key, run = f"fraction_of_{key}" if name == "refill" else f"fraction_{key}", runs[name]
+            assert isinstance(run, EngineRun)
+            own = (outer + loops * loop) / (outer + run.mean_exit * loop)
+            found |= {key + end: value / own for end, value in over(baseline, run).items()}
     if "refill" in runs:
         found[f"fraction_of_time_bound_w{w}"] = found["speedup_refill"] / time_bound
         found |= {f"python_share_w{w}": python_share(runs["refill"])}
@@ -215,7 +220,7 @@ def recorded(load: Load) -> dict[str, Any]:
         without, with_ = (sum(getattr(pair[i], clock) for block in some for pair in block) for i in (0, 1))
         return with_ / without - 1
 
-    found: dict[str, Any] = {"record_bytes_per_token": size / load.shape.tokens}
+    found: dict[str, Any] = {"record_bytes_per_token": size / plain.goal}
     for clock, ending in (("cpu", ""), ("wall", "_wall")):
         drawn = sorted(overhead(chance.choices(blocks, k=len(blocks)), clock) for _ in range(2000))
         found |= {f"record_overhead{ending}": overhead(blocks, clock),

@@ -78,14 +78,22 @@ class Load:
     def mean_exit(self) -> float:
         return sum(map(sum, self.exits)) / self.shape.tokens
 
-    def requests(self, replay: bool, full: bool = False, ragged_prompts: bool = False) -> list[Request]:
-        """In order of arrival. replay: they bring their exits (full: U of them)."""
+    def requests(
+        self, replay: bool, full: bool = False, ragged_prompts: bool = False, multiple: int = 1
+    ) -> list[Request]:
+        """In order of arrival.
+
+        Args:
+            replay: they bring their exits; full: U of them.
+            multiple: as many as that divides; those beyond the load's are its first ones again.
+        """
         s, found = self.shape, []
-        for number in range(s.requests):
-            own = (s.loops,) * s.new if full else self.exits[number]
+        for number in range(-(-s.requests // multiple) * multiple):
+            kind = number % s.requests
+            own = (s.loops,) * s.new if full else self.exits[kind]
             found.append(Request(
-                self.prompts[number % s.prompts], Sampling(max_new_tokens=s.new, ignore_eos=True), id=str(number),
-                replay=own if replay else None, prompt_replay=self.prompt_exits[number] if ragged_prompts else None,
+                self.prompts[kind % s.prompts], Sampling(max_new_tokens=s.new, ignore_eos=True), id=str(number),
+                replay=own if replay else None, prompt_replay=self.prompt_exits[kind] if ragged_prompts else None,
             ))  # fmt: skip
         return found
 

@@ -76,14 +76,15 @@ STAGES = {"prefill": "core_prefill", "prelude": "prelude", "recurrent": "core", 
 class Run:
     """One of those compared.
 
-    `rounds`: decode seconds of each call of `advance`, which runs until so many tokens have come in all.
+    `rounds`: decode seconds of each call of `advance`, which runs until so many tokens have come in all. `goal`: all
+    tokens that will come.
     """
 
     name: str
     tokens: int = 0
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, goal: int) -> None:
+        self.name, self.goal = name, goal
         self.rounds: list[Seconds] = []
 
     def advance(self, tokens: int) -> None:
@@ -103,8 +104,8 @@ class StaticRun(Run):
     """Static batches at full depth."""
 
     def __init__(self, name: str, load: Load, width: int) -> None:
-        super().__init__(name)
         self.batches = StaticBatches(load, width)
+        super().__init__(name, self.batches.requests * load.shape.new)
 
     def advance(self, tokens: int) -> None:
         spent = Seconds()
@@ -146,9 +147,13 @@ class EngineRun(Run):
         record: Path | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(name)
-        self.load, s = load, load.shape
-        replays = options.get("policy") != "full"
+        s, policy = load.shape, options.get("policy", "refill")
+        replays = policy != "full"
+        slots = s.width + options.get("spare", s.width if policy == "refill" else 0)
+        # requests are equally long and end in waves: the last one is to be as wide as the others
+        self.requests = load.requests(replays, full, ragged, multiple=slots)
+        super().__init__(name, len(self.requests) * s.new)
+        self.load = load
         settings: dict[str, Any] = {"max_len": s.prompt + s.new, "width": s.width, "prefill_tokens": 1 << 20, **options}
         if replays:
             settings["exit"] = "replay"
@@ -161,7 +166,6 @@ class EngineRun(Run):
         self._prefill, self._seen = self.engine.runner.prefill, set[tuple[int, int]]()
         self.engine.runner.prefill = self._filled  # type: ignore[method-assign]
         self._copied, self._spent = False, Seconds()
-        self.requests = load.requests(replays, full, ragged)
         self._which = {request.prompt: number for number, request in enumerate(self.requests[: s.prompts])}
         self.parts = Parts() if parts else None
         if self.parts is not None:
@@ -265,6 +269,11 @@ class EngineRun(Run):
             parts.watch(engine.pool, call, "pool")
 
     @property
+    def mean_exit(self) -> float:
+        """Loops of a decode row, of a rule that replays."""
+        return sum(sum(request.replay or ()) for request in self.requests) / self.goal
+
+    @property
     def out(self) -> list[list[int]]:
         done = [self.engine.take(request.id) for request in self.requests]
         return [[] if one is None else one.tokens for one in done]
@@ -295,19 +304,19 @@ def per_row(run: EngineRun, stage: str) -> float:
     return sum(took.cpu for _, took in ticks) / max(1, sum(rows for rows, _ in ticks))
 
 
-def in_turn(runs: Sequence[Run], tokens: int, rounds: int) -> None:
-    """All runs to their end, a share of 1/rounds each in turn, so that a slower minute falls on all alike."""
-    for number in range(1, rounds + 1):
-        order = runs if number % 2 else list(reversed(runs))
-        for run in order:
-            run.advance(tokens if number == rounds else tokens * number // rounds)
-        print(f"turn {number} of {rounds}", file=sys.stderr, flush=True)
+def in_turn(runs: Sequence[Run], turns: int) -> None:
+    """All runs to their end, a share of 1/turns each in turn, so that a slower minute falls on all alike."""
+    for number in range(1, turns + 1):
+        for run in runs if number % 2 else reversed(runs):
+            run.advance(run.goal * number // turns)
+        print(f"turn {number} of {turns}", file=sys.stderr, flush=True)
 
 
 def over(above: Run, below: Run) -> dict[str, float]:
-    """Decode seconds of one over those of another, by ending of a key: processor time of all ("") and its quartiles
-    over rounds, and on the clock."""
-    cpu, wall = (getattr(above.total, clock) / getattr(below.total, clock) for clock in ("cpu", "wall"))
-    ratios = [a.cpu / b.cpu for a, b in zip(above.rounds, below.rounds, strict=True)]
+    """Decode seconds a token of one over those of another, by ending of a key: processor time of all ("") and its
+    quartiles over turns, and on the clock."""
+    scale = below.goal / above.goal
+    cpu, wall = (scale * getattr(above.total, clock) / getattr(below.total, clock) for clock in ("cpu", "wall"))
+    ratios = [scale * a.cpu / b.cpu for a, b in zip(above.rounds, below.rounds, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return {"": cpu, "_wall": wall, "_q1": low, "_q3": high}

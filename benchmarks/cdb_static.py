@@ -38,12 +38,13 @@ class StaticBatches:
     """Requests in batches of `width`, one after the other; all prompts and answers are equally long, so no row waits.
 
     Args:
-        width: rows of a batch.
+        width: rows of a batch; requests are a multiple of it, those beyond the load's being its first ones again.
     """
 
     def __init__(self, load: Load, width: int) -> None:
         self.load, self.width, config = load, width, load.model.config
         s = load.shape
+        self.requests = -(-s.requests // width) * width
         self.slots = Slots(config.n_prelude, config.n_core, config.n_coda, s.loops)
         shape = (width, config.kv_heads, s.prompt + s.new - 1, config.head_size)
         self.attend = Contiguous(self.slots, config.num_hidden_layers, shape)
@@ -56,10 +57,10 @@ class StaticBatches:
         """The next batch, its prompts' keys in place; False where none is left."""
         s, config = self.load.shape, self.load.model.config
         first = len(self.out)
-        self._rows = list(range(first, min(first + self.width, s.requests)))
-        if len(self._rows) < self.width:
+        if first == self.requests:
             return False
-        which = torch.tensor(self._rows) % s.prompts
+        self._rows = list(range(first, first + self.width))
+        which = torch.tensor(self._rows) % s.requests % s.prompts
         groups, width = config.kv_heads, config.head_size
         stages: list[tuple[Stage, int, list[Tensor]]] = [
             ("prelude", 1, (self.load.outer_keys or [])[: config.n_prelude]),

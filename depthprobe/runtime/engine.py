@@ -11,7 +11,6 @@ holds their pages, the recorder writes down what happened. `step()` is one tick.
 from __future__ import annotations
 
 import contextlib
-import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from depthprobe.runtime.jobs import Job, Outcome, Tick
 from depthprobe.runtime.live import Decodes, Live
 from depthprobe.runtime.options import EngineOptions, end_tokens
 from depthprobe.runtime.pages import PagePool
+from depthprobe.runtime.prompts import as_request
 from depthprobe.runtime.record import Recorder
 from depthprobe.runtime.recovery import restarted
 from depthprobe.runtime.requests import Completion, Request, Sampling, TokenEvent
@@ -249,23 +249,7 @@ class Engine:
 
     def request(self, prompt: Sequence[int] | str | Request, sampling: Sampling | None = None) -> Request:
         """A request of what `generate` takes (`UserError` where that is impossible)."""
-        if isinstance(prompt, Request):
-            if sampling is not None:
-                raise UserError("a whole request has its own sampling", where="sampling", remedy="leave it out")
-            return prompt
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise UserError("the prompt is text and there is no tokenizer", where="prompt",
-                                remedy="give token ids, or Engine(…, tokenizer=…)")  # fmt: skip
-            ids: Sequence[int] = self.tokenizer(prompt)["input_ids"]  # type: ignore[operator]
-        else:
-            ids = prompt
-        try:
-            whole = tuple(True if token is True else operator.index(token) for token in ids)
-        except TypeError:
-            what = f"the prompt is a {type(prompt).__name__}, not text or a list of token ids"
-            raise UserError(what, where="prompt") from None
-        return Request(whole, sampling or Sampling())
+        return as_request(prompt, sampling, self.tokenizer)
 
     def close(self) -> None:
         """Abort what is in flight, and bring the trace to the disk."""

@@ -1,8 +1,8 @@
 """After a tick that failed on the device: a scheduler without it, in which all who were not in it go on.
 
 A failed tick cannot be committed, and what stands in the pages that it was writing is not known. All slots and pages
-are given up. Jobs that were in the tick, or in one planned on top of it, are lost; the others line up again as preempted
-ones do, and decide nothing anew. Where a layout cannot be replayed, all that had begun are lost.
+are given up. Jobs that were in the tick, or in one planned on top of it, are lost; the others line up again as
+preempted ones do, and decide nothing anew. Where a layout cannot be replayed, all that had begun are lost.
 """
 
 from __future__ import annotations

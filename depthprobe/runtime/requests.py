@@ -112,8 +112,8 @@ class TokenEvent:
         logprob: natural log of its probability under the model at temperature 1; None unless asked for.
         top: alternatives, (token, logprob), most probable first.
         exit_depth: loops that its row ran, 1…U.
-        finish_reason: None while the request goes on; "eos", "stop" or "length" with its last token; "error" with token −1
-            where the model broke.
+        finish_reason: None while the request goes on; "eos", "stop" or "length" with its last token; "error" with
+            token −1 where the model broke.
         record: the row of the record, as in `record.py`.
     """
 

@@ -84,6 +84,8 @@ def test_the_most_probable_token_and_its_lead_by_blocks(seed: int, size: int, fe
         logits = logits.round()
     out = sample(logits, [0.0] * 4, [1.0] * 4, [0] * 4, [0] * 4, top_logprobs=None)
     assert out.tokens.tolist() == logits.argmax(-1).tolist()
-    assert out.logprobs.numel() == out.top_ids.numel() == out.top_logprobs.numel() == 0
+    assert out.logprobs.numel() == out.top_ids.numel() == out.top_logprobs.numel() == out.leads.numel() == 0
     best = logits.topk(min(2, size), -1).values
-    assert torch.equal(sample(logits, [0.0] * 4, [1.0] * 4, [0] * 4, [0] * 4).leads, best[:, 0] - best[:, -1])
+    assert torch.equal(
+        sample(logits, [0.0] * 4, [1.0] * 4, [0] * 4, [0] * 4, leads=True).leads, best[:, 0] - best[:, -1]
+    )
