@@ -42,6 +42,7 @@ COMMANDS: dict[str, str] = {
     "report": "Draw report.html again from a run folder's tables.",
     "tasks": "Generate, check and show kinship and follow questions.",
     "trace": "Serve questions with early exits, and keep the record of every exit.",
+    "frontier": "Serve at every threshold: what leaving early costs and saves, beside fixed depths and oracles.",
     "lens": "Train a tuned lens, or compare one with the logit lens.",
     "train": "Train an embedded model from scratch by its recipe, or a head that looks ahead.",
     "doctor": "Say what is installed, what is missing, and what brings it.",
