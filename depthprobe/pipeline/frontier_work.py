@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from depthprobe import tables
+from depthprobe.errors import UserError
 from depthprobe.pipeline.config import AnalyzeConfig
 from depthprobe.pipeline.frontier_serving import (
     Calibrated,
@@ -79,7 +80,11 @@ class Work:
         looped = _looped(opened)
         rules: dict[str, Any] = {}
         for text in exit:
-            rule = None if target_of(text) else _rule(text, lookahead, config.model, looped)[0]
+            target = target_of(text)
+            if target is not None and not 1 <= target[1] <= looped.config.n_loops:
+                what = f"a mean depth of {target[1]:g} is not within 1 to {looped.config.n_loops}"
+                raise UserError(what, where=f"exit {text}")
+            rule = None if target else _rule(text, lookahead, config.model, looped)[0]
             rules[text] = parse_rule(rule) if isinstance(rule, str) else rule
         for layout in kv:  # what cannot be served is told before anything is
             for rule in (*rules.values(), "replay"):

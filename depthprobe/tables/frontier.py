@@ -19,7 +19,6 @@ _SETTING: dict[str, pl.DataType] = {
     "rule": pl.String(),  # the exit rule as the engine was told it
     "beside": pl.String(),  # the setting that a permuted or a confidence setting stands beside
 }
-_BOUNDED = ("accuracy", "mean_exit", "gain", "gain_all")
 
 SCHEMAS: dict[str, dict[str, pl.DataType]] = {
     # a request under one setting
@@ -108,12 +107,17 @@ SCHEMAS: dict[str, dict[str, pl.DataType]] = {
     },
 }
 
-_INTERVALS = frozenset(f"{name}_{end}" for name in _BOUNDED for end in ("low", "high"))
+
+
+def _bounds(*names: str) -> frozenset[str]:
+    return frozenset(f"{name}_{end}" for name in names for end in ("low", "high"))
+
+
 NULLABLE: dict[str, frozenset[str]] = {
     "frontier_answers": frozenset({"beside", "prompt_exits"}),
     "frontier_served": frozenset({"beside", "target", "calibrated", "n_calibration"}),
     "frontier": frozenset({
         "beside", "hops", "read_rows", "seconds", "tokens_per_s", "peak_kv_bytes", "gain", "gain_all", "reason",
-    }) | _INTERVALS,
-    "frontier_differences": frozenset({"beside", "hops", "reason"}) | _INTERVALS,
+    }) | _bounds("accuracy", "mean_exit", "gain", "gain_all"),
+    "frontier_differences": frozenset({"beside", "hops", "reason"}) | _bounds("accuracy", "mean_exit"),
 }  # fmt: skip
