@@ -106,28 +106,34 @@ def _print(found: Frontier) -> None:
 
     console = Console()
     if not console.is_terminal:
-        console = Console(width=150)  # a file or a pipe has no width of its own
+        console = Console(width=180)  # a file or a pipe has no width of its own
     whole = found.tables["frontier"].filter(found.tables["frontier"]["hops"].is_null())
     for (task, kv), part in whole.partition_by(["task", "kv"], as_dict=True, maintain_order=True).items():
         title = f"{task}, {kv} KV: {part['n'][0]} answers, {part['n_clusters'][0]} clusters of stories"
         table = Table(title=title, title_justify="left")
-        heads = ("accuracy", "95 %", "mean exit", "passes", "all", "over a mixture", "s/token", "90 %", "peak KV")
+        # where prompts leave early, equal depth of decoded tokens is not equal work
+        ragged = bool(((part["gain"] - part["gain_all"]).abs() > 1e-9).any())
+        gains = ("over a mixture", "at equal passes") if ragged else ("over a mixture",)
+        heads = ("accuracy", "95 %", "mean exit", "passes", "all", *gains, "s/token", "90 %", "peak KV")
         table.add_column("setting", no_wrap=True)
         for head in heads:
             table.add_column(head, justify="right", no_wrap=True)
         for row in part.iter_rows(named=True):
-            table.add_row(row["setting"], *_cells(row))
+            table.add_row(row["setting"], *_cells(row, ragged))
         console.print(table, highlight=False)
         if part["reason"][0]:
             console.print(f"no intervals: {part['reason'][0]}", highlight=False)
         _print_differences(console, found.tables["frontier_differences"], str(task), str(kv))
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    gain = "" if row["gain"] is None else f"{100 * row['gain']:+.1f}{_span(row, 'gain', 100, 1)}"
+def _cells(row: dict[str, Any], ragged: bool) -> tuple[str, ...]:
+    gains = [
+        "" if row[name] is None else f"{100 * row[name]:+.1f}{_span(row, name, 100, 1)}"
+        for name in (("gain", "gain_all") if ragged else ("gain",))
+    ]
     return (
         f"{row['accuracy']:.3f}", _span(row, "accuracy", 1, 3).strip(" ()"), f"{row['mean_exit']:.2f}",
-        f"{100 * row['decode_share']:.0f} %", f"{100 * row['all_share']:.0f} %", gain, f"{row['latency_p50']:.3f}",
+        f"{100 * row['decode_share']:.0f} %", f"{100 * row['all_share']:.0f} %", *gains, f"{row['latency_p50']:.3f}",
         f"{row['latency_p90']:.3f}", f"{row['peak_kv_bytes'] / 2**20:.1f} MiB",
     )  # fmt: skip
 

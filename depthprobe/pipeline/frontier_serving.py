@@ -32,8 +32,8 @@ _NEVER: dict[str, tuple[float, bool]] = {
     "second": (1e-300, False), "kl": (1e-300, False), "entropy": (1e-300, False), "entropy-change": (1e-300, False),
 }  # fmt: skip
 _MEAN = re.compile(r"\s*([a-z0-9-]+)\s*[:=]\s*mean\s*=\s*([^,]*?)\s*((?:,.*)?)")
-#: how near a mean depth is near enough, in loops, and how often a threshold is corrected for what its exits change
-_NEAR, _CORRECTIONS = 0.02, 3
+#: how near a mean depth is near enough, in loops
+_NEAR = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,14 @@ class Serving:
     peak_kv_bytes: int
     all_rows: int
     read_rows: int
+    ragged: bool
 
     @property
     def mean_exit(self) -> float:
-        """Core passes of a decoded token."""
+        """Core passes of a token that may leave early: a decoded one, with ragged prefill one of a prompt, too."""
         depths = [depth for one in self.completions for depth in one.exit_depths]
+        if self.ragged:
+            depths += [depth for one in self.completions for depth in one.prompt_exit_depths]
         return sum(depths) / len(depths)
 
 
@@ -107,7 +110,7 @@ def served(
     return Serving(
         completions, about["exit"], rows if criteria else None, summary["seconds"],
         summary["peak_core_bytes"] + outer * about["outer_page_bytes"], sum(summary[f"core_rows_{k}"] for k in kinds),
-        reads,
+        reads, about["prefill"] == "ragged",
     )  # fmt: skip
 
 
@@ -152,8 +155,8 @@ def calibrated(
 ) -> Calibrated:
     """The threshold at which rule `name` leaves at a mean depth of `target`.
 
-    It is read off a serving in which nobody leaves early, then served; where the exits themselves change what the rule
-    sees (the keys of others), it is corrected until the mean that comes out is near.
+    It is read off a serving in which nobody leaves early, then served. Where the exits themselves change what the rule
+    sees (the keys of others), or tokens of prompts leave, too, it is found by serving one threshold after the other.
 
     Args:
         options: more of the rule's text, ",min=2".
@@ -167,44 +170,55 @@ def calibrated(
 
     last, later = _NEVER[name]
     never = serve(f"{name}:{last!r}{options}", criteria=True) if never is None else never
-    assert never.criteria is not None
-    loops = never.criteria.shape[1]
+    criteria = never.criteria
+    assert criteria is not None
+    loops = criteria.shape[1]
     if not 1 <= target <= loops:
         raise UserError(f"a mean depth of {target:g} is not within 1 to {loops}", where=f"exit rule {name}")
     floor = parse_rule(f"{name}:{last!r}{options}").min_depth
-    aim, best = target, None
-    for _ in range(1 + _CORRECTIONS):
-        rule = f"{name}:{_threshold(never.criteria, aim, later, floor):.9g}{options}"
-        if best is not None and rule == best.rule:
-            break
-        reached = serve(rule).mean_exit
-        if best is None or abs(reached - target) < abs(best.reached - target):
-            best = Calibrated(rule, target, reached)
-        if abs(reached - target) <= _NEAR:
-            break
-        aim = min(max(aim + target - reached, 1.0), float(loops))
-    assert best is not None
-    return best
+    steps = _steps(criteria, later)
+
+    def at(step: int) -> Calibrated:
+        rule = f"{name}:{steps[step]:.9g}{options}"
+        return Calibrated(rule, target, serve(rule).mean_exit)
+
+    def far(one: Calibrated) -> float:
+        return abs(one.reached - target)
+
+    near = _nearest(len(steps), target, later, lambda i: _mean_depth(criteria, steps[i], later, floor))
+    found = {near: at(near)}
+    if far(found[near]) > _NEAR:  # the exits changed what the rule sees, or there are those of prompts: serve each step
+
+        def reached(step: int) -> float:
+            if step not in found:
+                found[step] = at(step)
+            return found[step].reached
+
+        _nearest(len(steps), target, later, reached)
+    return min(found.values(), key=far)
 
 
-def _threshold(criteria: np.ndarray, target: float, later: bool, floor: int) -> float:
-    """Between the two numbers on record at which the mean depth passes `target`."""
+def _steps(criteria: np.ndarray, later: bool) -> np.ndarray:
+    """Thresholds in rising order, one between any two numbers on record: all that make a difference."""
     numbers = np.unique(criteria[:, :-1][np.isfinite(criteria[:, :-1])])
-    last = _NEVER["q"][0] if later else 1e-300
-    ends = (numbers[0] if len(numbers) else last, numbers[-1] if len(numbers) else last)
-    steps = np.concatenate([[ends[0]], (numbers[1:] + numbers[:-1]) / 2, [last if later else ends[1] * 1.001 + 1e-12]])
-    if not later:
-        steps = np.concatenate([[last], steps])
-    low, high = 0, len(steps) - 1
-    while low < high:  # mean depth is monotone in the threshold
+    if not len(numbers):
+        return np.array([1.0 if later else 1e-300])
+    between = (numbers[1:] + numbers[:-1]) / 2
+    if later:
+        return np.concatenate([numbers[:1], between, [1.0]])
+    return np.concatenate([[1e-300], numbers[:1], between, [numbers[-1] * 1.001 + 1e-12]])
+
+
+def _nearest(n: int, target: float, later: bool, depth: Callable[[int], float]) -> int:
+    """The step whose mean depth is nearest, if depth goes one way with the threshold."""
+    low, high = 0, n - 1
+    while low < high:
         middle = (low + high) // 2
-        deep = _mean_depth(criteria, steps[middle], later, floor)
-        if (deep < target) == later:
+        if (depth(middle) < target) == later:
             low = middle + 1
         else:
             high = middle
-    near = steps[max(low - 1, 0) : low + 1]
-    return float(min(near, key=lambda step: abs(_mean_depth(criteria, step, later, floor) - target)))
+    return min((max(low - 1, 0), low), key=lambda step: abs(depth(step) - target))
 
 
 def _mean_depth(criteria: np.ndarray, threshold: float, later: bool, floor: int) -> float:

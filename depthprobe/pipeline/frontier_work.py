@@ -70,7 +70,7 @@ class Work:
         calibrate: int, lookahead: str | None, serving: dict[str, Any], remark: Callable[[str], None],
         say: Callable[[str, int, int], None],
     ) -> Work:  # fmt: skip
-        from depthprobe.halting import Confidence, parse_rule
+        from depthprobe.halting import parse_rule
         from depthprobe.pipeline.analyze import _about
         from depthprobe.pipeline.trace import _looped, _requests, _rule
         from depthprobe.runtime.options import EngineOptions
@@ -97,8 +97,8 @@ class Work:
         else:
             remark("a file has no other split to set a threshold on: there is no confidence exit beside the rules")
         by_task = _by_task(requests)
-        compared = [] if not other else [t for t in exit if not isinstance(rules[t], Confidence)]
-        compared = [t for t in compared if not t.strip().lower().startswith("confidence")]
+        # a confidence exit has no other one beside it
+        compared = [text for text in exit if other and not text.strip().lower().startswith("confidence")]
         plan = [
             setting for layout in kv for task in by_task
             for setting in _plan(layout, task, exit, looped.config.n_loops, compared, permutations)

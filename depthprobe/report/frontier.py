@@ -129,7 +129,8 @@ def _lead(whole: pl.DataFrame) -> str:
 def _table(whole: pl.DataFrame) -> Grid:
     head = (
         "keys and values", "setting", "rule", "right", "mean depth", "decoded passes", "all passes",
-        "points over a mixture", "readouts for the rule", "s a token (median, 90 %)", "tokens/s", "peak KV, MiB",
+        "points over a mixture", "over one of equal passes", "readouts for the rule",
+        "s a token (median, 90 %)", "tokens/s", "peak KV, MiB",
     )  # fmt: skip
     rows = tuple(
         (
@@ -137,7 +138,8 @@ def _table(whole: pl.DataFrame) -> Grid:
             f"{percent(row['accuracy'])} ({percent_interval(row['accuracy_low'], row['accuracy_high'])})",
             f"{number(row['mean_exit'])} ({interval(row['mean_exit_low'], row['mean_exit_high'])})",
             percent(row["decode_share"]), percent(row["all_share"]),
-            "" if row["gain"] is None else f"{signed(100 * row['gain'], 1)} ({_points(row, 'gain')})",
+            *("" if row[name] is None else f"{signed(100 * row[name], 1)} ({_points(row, name)})"
+              for name in ("gain", "gain_all")),
             number(row["read_rows"], 0), f"{number(row['latency_p50'], 3)}, {number(row['latency_p90'], 3)}",
             number(row["tokens_per_s"], 1), number(row["peak_kv_bytes"] / 2**20, 1),
         )
