@@ -199,14 +199,17 @@ def calibrated(
 
 
 def _steps(criteria: np.ndarray, later: bool) -> np.ndarray:
-    """Thresholds in rising order, one between any two numbers on record: all that make a difference."""
+    """Thresholds in rising order: one between any two numbers on record, and some beyond."""
     numbers = np.unique(criteria[:, :-1][np.isfinite(criteria[:, :-1])])
     if not len(numbers):
         return np.array([1.0 if later else 1e-300])
     between = (numbers[1:] + numbers[:-1]) / 2
+    # the record is of decoded tokens, and those of prompts may leave at numbers that lie beyond theirs
     if later:
-        return np.concatenate([numbers[:1], between, [1.0]])
-    return np.concatenate([[1e-300], numbers[:1], between, [numbers[-1] * 1.001 + 1e-12]])
+        low = max(float(numbers[0]), 1e-9)
+        return np.unique(np.concatenate([np.geomspace(1e-4 * low, low, 40)[:-1], numbers[:1], between, [1.0]]))
+    high = float(numbers[-1]) + 1e-9
+    return np.unique(np.concatenate([[1e-300], numbers[:1], between, np.geomspace(1.001 * high, 1e4 * high, 40)]))
 
 
 def _nearest(n: int, target: float, later: bool, depth: Callable[[int], float]) -> int:
