@@ -43,6 +43,7 @@ COMMANDS: dict[str, str] = {
     "tasks": "Generate, check and show kinship and follow questions.",
     "trace": "Serve questions with early exits, and keep the record of every exit.",
     "simulate": "Serve in computed time: schedules, throughput and memory of machines that are not here.",
+    "frontier": "Serve at every threshold: what leaving early costs and saves, beside fixed depths and oracles.",
     "lens": "Train a tuned lens, or compare one with the logit lens.",
     "train": "Train an embedded model from scratch by its recipe, or a head that looks ahead.",
     "doctor": "Say what is installed, what is missing, and what brings it.",

@@ -12,9 +12,10 @@ from __future__ import annotations
 from depthprobe.pipeline.agree import Agreement, add_to_run, agree
 from depthprobe.pipeline.analyze import AnalyzeResult, analyze
 from depthprobe.pipeline.config import AnalyzeConfig, parse_bytes, parse_hops, read_config
+from depthprobe.pipeline.frontier import Frontier, frontier
 from depthprobe.pipeline.plan import DryRun, dry_run
 
 __all__ = [
-    "Agreement", "AnalyzeConfig", "AnalyzeResult", "DryRun", "add_to_run", "agree", "analyze", "dry_run", "parse_bytes",
-    "parse_hops", "read_config",
+    "Agreement", "AnalyzeConfig", "AnalyzeResult", "DryRun", "Frontier", "add_to_run", "agree", "analyze", "dry_run",
+    "frontier", "parse_bytes", "parse_hops", "read_config",
 ]  # fmt: skip

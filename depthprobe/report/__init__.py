@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from depthprobe.report.data import Axis, Run, Task, read_run
 from depthprobe.report.figures import Choice, Figure
+from depthprobe.report.frontier import write_frontier
 from depthprobe.report.markdown import accuracy_markdown, causal_markdown
 from depthprobe.report.notebook import use_theme
 from depthprobe.report.page import render, write_report
@@ -27,6 +28,8 @@ from depthprobe.report.panels import (
     exit_minus_settling,
     exit_trade_off,
     exits_by_hops,
+    frontier_depth,
+    frontier_memory,
     knockout_curves,
     later_layers,
     layers_within_loops,
@@ -57,6 +60,8 @@ __all__ = [
     "exit_minus_settling",
     "exit_trade_off",
     "exits_by_hops",
+    "frontier_depth",
+    "frontier_memory",
     "knockout_curves",
     "later_layers",
     "layers_within_loops",
@@ -72,5 +77,6 @@ __all__ = [
     "skips",
     "use_theme",
     "windows_by_hops",
+    "write_frontier",
     "write_report",
 ]

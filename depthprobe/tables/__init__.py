@@ -1,8 +1,8 @@
 """The tables that probes write and analysis reads: one schema per name, and a check.
 
 Every probe turns (model, items) into one of these tables, and every figure is drawn from them, so a number in
-a report can be followed to rows of a Parquet file. A new column is added to the schemas (`reading`, `causal`, `served`)
-first.
+a report can be followed to rows of a Parquet file. A new column is added to the schemas (`reading`, `causal`, `served`,
+`frontier`) first.
 
     import polars as pl
     from depthprobe import tables
@@ -20,19 +20,20 @@ from collections.abc import Iterable, Mapping
 import polars as pl
 
 from depthprobe.errors import UserError
-from depthprobe.tables import causal, reading, served
+from depthprobe.tables import causal, frontier, reading, served
 from depthprobe.tables.reading import FACT
 
 __all__ = ["FACT", "NULLABLE", "SCHEMAS", "check", "conform", "empty"]
 
-#: Every table. Those of `causal` are in a run folder only if their probe was asked for, those of `served` in a trace.
+#: Every table. Those of `causal` are in a run folder only if their probe was asked for, those of `served` in a trace,
+#: those of `frontier` in a folder of `depthprobe frontier`.
 SCHEMAS: dict[str, dict[str, pl.DataType]] = {
-    **reading.SCHEMAS, **causal.SCHEMAS, **served.SCHEMAS,
+    **reading.SCHEMAS, **causal.SCHEMAS, **served.SCHEMAS, **frontier.SCHEMAS,
 }  # fmt: skip
 
 #: Columns that may be null; a null anywhere else is an error of the writer.
 NULLABLE: dict[str, frozenset[str]] = {
-    **reading.NULLABLE, **causal.NULLABLE, **served.NULLABLE,
+    **reading.NULLABLE, **causal.NULLABLE, **served.NULLABLE, **frontier.NULLABLE,
 }  # fmt: skip
 
 

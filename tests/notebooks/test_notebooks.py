@@ -69,10 +69,19 @@ def _patching(notebook: Any, folder: Path) -> None:
     assert not list(folder.glob("runs*"))
 
 
+def _served(notebook: Any, folder: Path) -> None:
+    shown = _shown(notebook)
+    assert _figures(shown) == 1
+    assert any("settling oracle" in _html(output) for output in shown)
+    assert any("too few clusters" in _html(output) for output in shown)
+    assert (folder / "runs" / "frontier" / "frontier.html").exists()
+
+
 #: notebook -> what must have come out
 _CHECKS: dict[str, Callable[[Any, Path], None]] = {
     "01_depth_in_ten_minutes": _depth,
     "02_causal_patching": _patching,
+    "03_served_depth": _served,
 }
 
 

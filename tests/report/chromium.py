@@ -38,9 +38,9 @@ def chromium() -> Iterator[Any]:
 
 
 def open_page(
-    browser: Any, path: Path, *, scheme: str = "light", width: int = 1280, fragment: str = ""
+    browser: Any, path: Path, *, scheme: str = "light", width: int = 1280, fragment: str = "", items: bool = True
 ) -> tuple[Any, Watch]:
-    """The page with its figures and its item browser drawn."""
+    """The page with its figures drawn, and its item browser unless it has none (`items`)."""
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
     context.set_default_timeout(_PATIENCE)
     page, watch = context.new_page(), Watch()
@@ -49,7 +49,8 @@ def open_page(
     page.on("request", lambda request: watch.requests.append(request.url))
     page.goto(path.as_uri() + fragment)
     page.wait_for_selector("html[data-ready]")
-    page.wait_for_selector("#browser[data-ready]")
+    if items:
+        page.wait_for_selector("#browser[data-ready]")
     return page, watch
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from depthprobe.report.panels.accuracy import accuracy_beside_shortcuts, accuracy_by_depth
 from depthprobe.report.panels.compare import compare_accuracy
 from depthprobe.report.panels.effective import contributions, later_layers, output_reached, skips
+from depthprobe.report.panels.frontier import frontier_depth, frontier_memory
 from depthprobe.report.panels.gate import exit_trade_off, exits_by_hops
 from depthprobe.report.panels.knockout import knockout_curves
 from depthprobe.report.panels.loops import layers_within_loops
@@ -24,6 +25,8 @@ __all__ = [
     "exit_minus_settling",
     "exit_trade_off",
     "exits_by_hops",
+    "frontier_depth",
+    "frontier_memory",
     "knockout_curves",
     "later_layers",
     "layers_within_loops",
