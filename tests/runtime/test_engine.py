@@ -20,6 +20,7 @@ from depthprobe.models import LoopedForCausalLM
 from depthprobe.runtime.engine import Engine
 from depthprobe.runtime.layouts import layout
 from depthprobe.runtime.requests import Completion, Request, Sampling
+from depthprobe.runtime.sampling import sample
 from tests.runtime.helpers import VOCABULARY, configs, random_model
 from tests.runtime.reference import SlowRequest
 
@@ -62,6 +63,7 @@ def requests(draw: st.DrawFn) -> list[Request]:
             top_p=draw(st.sampled_from([1.0, 0.7])),
             seed=draw(st.integers(0, 9)),
             stop_tokens=draw(st.sampled_from([(), (3,), (1, 2)])),
+            logprobs=0,
         )
         asked.append(Request(prompt, sampling, id=f"q{i}"))
     return asked
@@ -117,20 +119,31 @@ def check_against_slow_loop(case: Case, kv: str, rule, prompt_rule) -> None:
             at = len(request.prompt) - 1 + index
             logits = slow.decode(at)
             assert slow.exits[at] == one.exit_depths[index]
+            assert one.logprobs is not None
+            assert one.logprobs[index] == pytest.approx(float(logits.log_softmax(-1)[token]), abs=2e-6)  # as float32
             if request.sampling.temperature == 0:
                 assert token == int(logits.argmax())
+            else:
+                s, drawn_at = request.sampling, [at + 1]
+                drawn = sample(logits[None], [s.temperature], [s.top_p], [s.seed], drawn_at)
+                assert token == int(drawn.tokens[0])
 
 
-def check_against_forward(case: Case) -> None:
-    """Oracle 3 on the recorded exits."""
+def check_against_forward(case: Case, margin: float = 0.0) -> None:
+    """Oracle 3 on the recorded exits; a token may differ where another is within `margin`."""
     for request, one in zip(case.requests, case.done, strict=True):
-        if not one.tokens or request.sampling.temperature > 0:
+        if not one.tokens:
             continue
         ids = [*request.prompt, *one.tokens[:-1]]
         with torch.inference_mode():
             exits = torch.tensor([[*one.prompt_exit_depths, *one.exit_depths]])
             logits = case.model(torch.tensor([ids]), exits=exits).logits[0, len(request.prompt) - 1 :]
-        assert logits.argmax(-1).tolist() == one.tokens
+        tokens = torch.tensor(one.tokens)[:, None]
+        expected = logits.log_softmax(-1).gather(-1, tokens)[:, 0].tolist()
+        assert one.logprobs == pytest.approx(expected, rel=1e-5, abs=1e-5)
+        if request.sampling.temperature == 0:
+            behind = logits.amax(-1) - logits.gather(-1, tokens)[:, 0]
+            assert float(behind.max()) <= margin
 
 
 def run_case(
@@ -175,6 +188,28 @@ def run_case(
 )  # fmt: skip
 def test_each_request_as_if_alone(config, asked, data, seed, text, policy, prefill, aborts) -> None:
     run_case(config, asked, data, seed, text, policy, prefill, aborts)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    config=configs(exit_gate=True), asked=requests(), data=st.data(), seed=st.integers(0, 10**6),
+    text=st.sampled_from(["q:0.5", "hazard:0.45", "l2:0.4", "random:0.5/0.5"]),
+    prefill=st.sampled_from(["dense", "ragged"]),
+)  # fmt: skip
+def test_in_float32_logits_are_those_of_the_forward(config, asked, data, seed, text, prefill) -> None:
+    model = random_model(config, seed, torch.float32)
+    rule = parse_rule(text)
+    if rule.name == "random" and config.n_loops != 2:
+        rule = parse_rule("q:0.5")
+    if rule.least_depth() > config.n_loops:
+        rule = parse_rule("full")
+    lone = max(len(r.prompt) + r.sampling.max_new_tokens for r in asked) * config.n_loops
+    case = serve(
+        model, asked, random.Random(seed), False, exit=rule, prefill=prefill, width=data.draw(st.integers(1, 5)),
+        spare=data.draw(st.integers(0, 4)), kv_pages=lone + data.draw(st.integers(0, 2 * config.n_loops)), max_len=12,
+    )  # fmt: skip
+    check_books(case, False)
+    check_against_forward(case, margin=1e-3)
 
 
 @quick
