@@ -102,7 +102,7 @@ class Runner:
         self.work = Work()
         self._drawn, self._played = rule is not None and rule.needs_uniform, rule is not None and rule.needs_given
 
-        n, d, device = pool.core.shape[0] + 1, self.config.hidden_size, self.device
+        n, d, device = pool.n_slots + 1, self.config.hidden_size, self.device
         self.kv = PagedKV(self.config, pool.n_core, pool.n_outer, self.dtype, device)
         self.state = torch.zeros(n, d, dtype=self.dtype, device=device)
         injects = self.config.input_injection != "none"
@@ -113,7 +113,7 @@ class Runner:
         self.tap = tap
         self.tap_ids = torch.zeros(n if tap else 0, self.n_loops, tap, dtype=torch.int64, device=device)
         self.tap_logprobs = torch.zeros(self.tap_ids.shape, device=device)
-        table = Rotary.of(torch.arange(pool.core.shape[2], device=device)[None], self.config, self.dtype)
+        table = Rotary.of(torch.arange(pool.max_len, device=device)[None], self.config, self.dtype)
         self._cos, self._sin = table.cos[0].to(self.dtype), table.sin[0].to(self.dtype)
         self._attend = RowAttend(self.kv)
         self._prefill = Prefill(self)
