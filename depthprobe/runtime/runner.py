@@ -44,7 +44,8 @@ Ints = Sequence[int] | NDArray[np.integer]
 @dataclass(slots=True)
 class Work:
     """Rows executed so far. Core rows: of decode ticks, of those past their exit, of prefill; rows of prelude and
-    coda in decode ticks, of either in prefill, and of outputs that an exit rule asked for."""
+    coda in decode ticks, of either in prefill, and of outputs (head, and coda where there is one) that an exit rule
+    asked for: of rows that could leave for its answer, or whose next answer compares with it."""
 
     core: int = 0
     core_frozen: int = 0
@@ -249,9 +250,13 @@ class Runner:
         rotary, _ = self.rotary(position)
         state = self.model.loop_output(self.model.core_step(x[:, None], rotary, self._attend))[:, 0]
 
+        asked = self.watch.open(depth)
+        if asked is not None:
+            asked = np.flatnonzero(asked & (keep < len(self.state) - 1))
         signal, marks = self.watch.look(
-            at, kept, loop, before, state, lambda s: self._rule_output(s, slot, position),
+            at, kept, loop, before, state, lambda s: self._rule_output(s, slot[asked], position[asked]),
             self.uniform[at] if self._drawn else None, self.given[at] if self._played else None,
+            asked=None if asked is None else self.put(asked),
         )  # fmt: skip
         if floors is not None:
             marks = marks & (loop >= self.put(_array(floors)[order]))
