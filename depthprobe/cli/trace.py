@@ -37,7 +37,11 @@ def command(
     ] = None,
     kv: Annotated[
         str | None,
-        typer.Option("--kv", help="ragged (the default), depth-indexed, last-exited, shared, first-then-shared."),
+        typer.Option(
+            "--kv",
+            help="ragged (the default), last-exited, shared, first-then-shared; depth-indexed for --policy full; "
+            "state-copied for act.",
+        ),
     ] = None,
     policy: Annotated[str, typer.Option("--policy", help="refill, no-refill, lockstep or full.")] = "refill",
     prefill: Annotated[
@@ -47,12 +51,28 @@ def command(
     spare: Annotated[
         int | None, typer.Option("--spare", help="Further slots, for rows that wait. Default: as many, in refill.")
     ] = None,
+    coda_share: Annotated[
+        float | None, typer.Option("--coda-share", help="The coda waits for that share of --width. Default: 1, or 0.5.")
+    ] = None,
+    max_len: Annotated[
+        int | None, typer.Option("--max-len", help="Longest sequence. Default: the trained context, if the pool can.")
+    ] = None,
+    n_loops: Annotated[int | None, typer.Option("--n-loops", help="Fewer loops than the model's.")] = None,
     kv_pages: Annotated[int | None, typer.Option("--kv-pages", help="Pages of the pool. Default: up to 1 GiB.")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option("--max-new-tokens", help="Of each request. Default: the answer's, or 16.")
     ] = None,
     temperature: Annotated[float, typer.Option("--temperature", help="0: the most probable token.")] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Share of probability that is drawn from.")] = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="A text that ends a request; may be repeated.")
+    ] = None,
+    stop_token: Annotated[
+        list[int] | None, typer.Option("--stop-token", help="An id that ends a request; may be repeated.")
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on behind the model's end-of-sequence token.")
+    ] = False,
     rate: Annotated[
         float | None, typer.Option("--rate", help="Requests a second, arriving at random. Default: all at once.")
     ] = None,
@@ -74,14 +94,16 @@ def command(
         out = Path("runs") / f"trace-{name}-{datetime.now():%Y%m%d-%H%M%S}"
     engine: dict[str, Any] = {
         "kv": kv, "policy": policy, "prefill": prefill, "width": width, "spare": spare, "kv_pages": kv_pages,
-        "tap": tap,
+        "tap": tap, "coda_share": coda_share, "max_len": max_len, "n_loops": n_loops,
     }  # fmt: skip
     _quiet_libraries()
     with _progress() as progress:
         served = trace(
             model, out=out, prompts=prompts, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p,
+            stop=stop or (), stop_tokens=stop_token or (), ignore_eos=ignore_eos,
             rate=rate, lookahead=lookahead, exit=exit, engine=engine, progress=progress,
-            remark=lambda line: print(line, file=sys.stderr), task=task or None, data=data, hops=hops, n=n, split=split,
+            remark=lambda line: print(line, file=sys.stderr),
+            task=task or None, data=data, hops=hops, n=n, split=split,
             order=order, device=device, dtype=dtype, seed=seed,
         )  # fmt: skip
     for one in served.completions:
@@ -104,18 +126,28 @@ def _print(summary: dict[str, Any]) -> None:
     how = f"{summary['exit']}, {summary['kv']} KV, {summary['policy']}"
     head = f"{summary['tokens']} tokens of {summary['requests']} requests: {how}"
     decoded = f"{summary['core_rows_decode']} ({_percent(summary['decode_share'])} of full depth)"
+    answers = f"{_n(summary.get('accuracy'), 3)} of {summary.get('n_answers', 0)}"
+    if summary.get("n_answers") != summary.get("n_questions"):
+        answers += f" served, of {summary['n_questions']} asked"
+    pages = f"{summary['peak_core_pages']} core pages"
+    if summary["peak_outer_pages"]:
+        pages += f" and {summary['peak_outer_pages']} of prelude and coda"
+    pages += f", {summary['peak_kv_bytes'] / 2**20:.2f} MiB"
     table = Table(title=head, title_justify="left", show_header=False)
     for name, value in (
         ("mean exit, loops", f"{_n(summary['mean_exit'], 2)} of {summary['n_loops']}"),
         ("executed core passes of decoded tokens", decoded),
         ("all executed passes, prefill included", _percent(summary["all_share"]) + " of full depth"),
-        ("answers that are right", f"{_n(summary.get('accuracy'), 3)} of {summary.get('n_answers', 0)}"),
+        ("answers that are right", answers),
         ("tokens a second", _n(summary["tokens_per_s"], 1)),
         ("latency a token, s (median, 90 %)", _two(summary["normalised_latency_s"])),
         ("first token after, s (median, 90 %)", _two(summary["first_token_s"])),
-        ("most KV at a time", f"{summary['peak_core_pages']} pages, {summary['peak_core_bytes'] / 2**20:.2f} MiB"),
+        ("most KV at a time", pages),
+        ("outputs that the exit rule asked for", str(summary["rule_outputs"])),
     ):  # fmt: skip
-        if name != "answers that are right" or "accuracy" in summary:
+        left_out = {"answers that are right": "accuracy" not in summary,
+                    "outputs that the exit rule asked for": not summary["rule_outputs"]}  # fmt: skip
+        if not left_out.get(name):
             table.add_row(name, value)
     console.print(table, highlight=False)
     if rows := summary.get("by_hops"):

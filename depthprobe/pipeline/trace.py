@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from depthprobe.pipeline.config import AnalyzeConfig
 
 if TYPE_CHECKING:
     from depthprobe.depth import DepthModel
-    from depthprobe.runtime import Completion, Engine, Request
+    from depthprobe.runtime import Completion, Engine, Request, Sampling
 
 __all__ = ["Served", "trace"]
 
@@ -52,6 +52,9 @@ def trace(
     max_new_tokens: int | None = None,
     temperature: float = 0.0,
     top_p: float = 1.0,
+    stop: Sequence[str] = (),
+    stop_tokens: Sequence[int] = (),
+    ignore_eos: bool = False,
     rate: float | None = None,
     lookahead: str | None = None,
     exit: str | None = None,
@@ -68,6 +71,7 @@ def trace(
         prompts: a text file with a prompt a line, or JSON lines {"prompt": text or ids, "max_new_tokens": …}; None:
             generated questions.
         max_new_tokens: tokens of each request; None: of questions as many as the answer has, of prompts 16.
+        temperature, top_p, stop, stop_tokens, ignore_eos: as in `runtime.Sampling`.
         rate: requests a second, arriving as a Poisson process (seeded); None: all at once.
         lookahead: file or folder with a lookahead head; None: the one beside the model.
         exit: exit rule as text, see `halting.parse_rule`.
@@ -75,7 +79,8 @@ def trace(
         questions: options of `analyze` that say which questions: task, data, hops, n, split, seed, …
 
     Raises:
-        UserError: anything that cannot be served or written, in one line.
+        UserError: anything that cannot be served or written, in one line; also where no request could be served, after
+            the trace is written.
     """
     config = AnalyzeConfig.of({"model": model, **{k: v for k, v in questions.items() if v is not None}})
     for name in questions:
@@ -86,23 +91,41 @@ def trace(
         raise UserError(what, where=str(prompts), remedy="leave one out")
     if rate is not None and not 0 < rate < float("inf"):
         raise UserError(f"the rate is {rate}, not above 0", where="rate")
+    from depthprobe.runtime import Engine, Sampling
+    from depthprobe.runtime.options import EngineOptions
+
+    # what is wrong for all requests is said at once, before a model is loaded
+    each = Sampling(
+        16 if max_new_tokens is None else max_new_tokens, temperature, top_p, stop_tokens=tuple(stop_tokens),
+        stop=tuple(stop), ignore_eos=ignore_eos,
+    )  # fmt: skip
     say = progress or (lambda stage, done, total: None)
     split_given = questions.get("split") is not None
-    opened, requests = _requests(config, split_given, prompts, max_new_tokens, temperature, top_p, remark, say)
+    opened, requests = _requests(config, split_given, prompts, max_new_tokens, each, remark, say)
     served = _looped(opened)
     rule, head = _rule(exit, lookahead, model, served)
-    from depthprobe.runtime import Engine
-
     about = {
         "model": config.model, "model_fingerprint": opened.fingerprint(), "rate": rate, "seed": config.seed,
         "task": None if prompts is not None else list(config.task),
         "prompts": None if prompts is None else str(prompts), "lookahead": head,
     }  # fmt: skip
-    tokenizer = opened.tokenizer
-    with Engine(served, exit=rule, tokenizer=tokenizer, record=Path(out), about=about, **(engine or {})) as running:
+    tokenizer, options = opened.tokenizer, dict(engine or {})
+    checked = EngineOptions.of(served, exit=rule, **options)
+    if checked.replays:
+        what = "replayed exits come with requests, and questions and prompts have none"
+        raise UserError(what, where="exit rule replay", remedy="serve with runtime.Engine(…, exit='replay')")
+    if checked.needs_prompt_exits:
+        what = "policy full lets no prompt token leave, which ragged prefill is for"
+        raise UserError(what, where="prefill", remedy="use prefill dense")
+    if each.stop and tokenizer is None:
+        raise UserError("stop strings need a tokenizer", where="stop", remedy="give stop tokens, by their ids")
+    with Engine(served, exit=rule, tokenizer=tokenizer, record=Path(out), about=about, **options) as running:
         completions = list(_serve(running, requests, rate, config.seed, say))
         summary = summarise(running, completions, [request.about for request in requests])
     _write(Path(out) / "summary.json", summary)
+    if not summary["served"]:
+        why = next((one.error for one in completions if one.error is not None), "there are none")
+        raise UserError(f"none of {len(completions)} requests could be served: {why}", where=str(out))
     return Served(Path(out), completions, summary)
 
 
@@ -114,20 +137,19 @@ def _requests(
     split_given: bool,
     prompts: Path | str | None,
     max_new: int | None,
-    temperature: float,
-    top_p: float,
+    each: Sampling,
     remark: Callable[[str], None],
     say: Callable[[str, int, int], None],
 ) -> tuple[DepthModel, list[Request]]:
-    from depthprobe.runtime import Request, Sampling
+    from depthprobe.runtime import Request
 
     def sampling(tokens: int, index: int) -> Sampling:
-        return Sampling(tokens, temperature, top_p, seed=config.seed + index)
+        return replace(each, max_new_tokens=tokens, seed=config.seed + index)
 
     if prompts is not None:
         from depthprobe.depth import load
 
-        rows = list(_read_prompts(Path(prompts), max_new or 16))
+        rows = list(_read_prompts(Path(prompts), each.max_new_tokens))
         model = load(config.model, revision=config.revision, device=config.device, dtype=config.dtype)
         out = []
         for index, (prompt, tokens) in enumerate(rows):
@@ -175,7 +197,10 @@ def _read_prompts(file: Path, max_new: int) -> Iterator[tuple[str | list[int], i
         unknown = sorted(set(row) - {"prompt", "max_new_tokens"})
         if unknown:
             raise UserError(f"unknown field {unknown[0]}", where=where, remedy="known: prompt, max_new_tokens")
-        yield prompt, row.get("max_new_tokens", max_new)
+        tokens = row.get("max_new_tokens", max_new)
+        if type(tokens) is not int or tokens < 1:
+            raise UserError(f"max_new_tokens is {tokens!r}, not a whole number of 1 or more", where=where)
+        yield prompt, tokens
     if not found:
         raise UserError("there are no prompts", where=str(file), remedy="give one a line")
 
@@ -204,20 +229,22 @@ def _rule(exit: str | None, lookahead: str | None, model: str, served: Any) -> t
     """The rule, and where its lookahead head comes from."""
     from depthprobe.halting import LookaheadHead, parse_rule
 
-    looks_ahead = exit is not None and exit.replace(" ", "").startswith("lookahead")
-    if not looks_ahead:
-        if lookahead is not None:
-            what = "a lookahead head is given and the rule does not look ahead"
-            raise UserError(what, where="lookahead", remedy="ask for --exit lookahead:0.5")
-        return exit, None
-    assert exit is not None
+    looks_ahead = exit is not None and exit.strip().lower().startswith("lookahead")
     try:
-        return parse_rule(exit), None
-    except UserError:
+        rule = None if exit is None else parse_rule(exit)
+    except UserError as error:
+        if not looks_ahead or "lookahead head" not in error.what:
+            raise
         from depthprobe.models import embedded_models, embedded_path
 
         place = lookahead or (str(embedded_path(model)) if model in embedded_models() else model)
+        assert exit is not None
         return parse_rule(exit, LookaheadHead.load(place, served)), str(place)
+    if lookahead is not None:
+        why = "needs none: it only decides a loop late" if looks_ahead else "does not look ahead"
+        what = f"a lookahead head is given and the rule {why}"
+        raise UserError(what, where="lookahead", remedy="leave it out, or ask for --exit lookahead:0.5")
+    return rule, None
 
 
 def _serve(
@@ -257,10 +284,13 @@ def _serve(
 def summarise(engine: Engine, completions: Sequence[Completion], about: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Depth, work, time and memory of what was served, together.
 
-    Keys: requests, refused, tokens, mean_exit, core_rows_… as the scheduler counts them, decode_share (executed core
+    Keys: requests, served, refused, tokens, mean_exit, core_rows_… as the scheduler counts them, rule_outputs (rows
+    whose output an exit rule asked for: each a head, and a coda where there is one), decode_share (executed core
     passes of decoded tokens as a share of U each), all_share (prefill and recomputed passes included, of U for every
     token), seconds, tokens_per_s, normalised_latency_s (median and 90 % of latency / generated tokens, from arrival),
-    first_token_s, peak_core_pages, peak_core_bytes, accuracy (whole answers of questions, n_answers of them).
+    first_token_s, peak_core_pages, peak_core_bytes (of those), peak_outer_pages, peak_kv_bytes (most of either kind, of
+    core, prelude and coda layers), accuracy (share of whole answers that are right among the questions that were
+    served, n_answers of n_questions; null of none).
     """
     import numpy as np
 
@@ -277,34 +307,41 @@ def summarise(engine: Engine, completions: Sequence[Completion], about: Sequence
     kinds = ("decode", "prefill", "recomputed", "frozen", "aborted")
     work = {f"core_rows_{kind}": counters[f"core_rows_{kind}"] for kind in kinds}
     described = engine.options.describe(engine.model, engine.runner)
+    core_bytes = engine.pool.peak_core * described["core_page_bytes"]
     out: dict[str, Any] = {
-        "requests": len(completions), "refused": sum(one.error is not None for one in completions),
+        "requests": len(completions), "served": len(served),
+        "refused": sum(one.error is not None for one in completions),
         "tokens": len(exits), "n_loops": loops, "mean_exit": _mean(exits), **work,
+        "rule_outputs": engine.runner.work.rule_outputs,
         "decode_share": _ratio(work["core_rows_decode"], loops * len(exits)),
         "all_share": _ratio(sum(work.values()), loops * (len(exits) + prompt_tokens)),
         "seconds": seconds, "tokens_per_s": _ratio(len(exits), seconds),
         "normalised_latency_s": _quantiles(normalised), "first_token_s": _quantiles(first),
         "peak_core_pages": engine.pool.peak_core,
-        "peak_core_bytes": engine.pool.peak_core * described["core_page_bytes"],
+        "peak_core_bytes": core_bytes, "peak_outer_pages": engine.pool.peak_outer,
+        "peak_kv_bytes": core_bytes + engine.pool.peak_outer * described["outer_page_bytes"],
         "exit": described["exit"], "kv": described["kv"], "policy": described["policy"],
     }  # fmt: skip
-    answers = [(one, row["answer_ids"]) for one, row in zip(completions, about, strict=True) if row.get("answer_ids")]
-    if answers:
-        out["n_answers"] = len(answers)
-        out["accuracy"] = _mean([one.tokens[: len(ids)] == list(ids) for one, ids in answers])
-        by_hops: dict[int, list[tuple[bool, float | None]]] = {}
-        for one, row in zip(completions, about, strict=True):
-            ids = row.get("answer_ids")
-            if ids:
-                by_hops.setdefault(row["hops"], []).append(
-                    (one.tokens[: len(ids)] == list(ids), _mean(one.exit_depths))
-                )
+    asked = [(one, row) for one, row in zip(completions, about, strict=True) if row.get("answer_ids")]
+    if asked:
+        # a question that was refused has no answer, neither right nor wrong
+        answered = [(one, row) for one, row in asked if one.error is None and one.tokens]
+        out["n_questions"], out["n_answers"] = len(asked), len(answered)
+        out["accuracy"] = _mean([_right(one, row) for one, row in answered])
+        by_hops: dict[int, list[tuple[bool, float | None]]] = {row["hops"]: [] for _, row in asked}
+        for one, row in answered:
+            by_hops[row["hops"]].append((_right(one, row), _mean(one.exit_depths)))
         out["by_hops"] = [
             {"hops": hops, "n": len(rows), "accuracy": _mean([right for right, _ in rows]),
              "mean_exit": _mean([depth for _, depth in rows if depth is not None])}
             for hops, rows in sorted(by_hops.items())
         ]  # fmt: skip
     return out
+
+
+def _right(one: Completion, row: Mapping[str, Any]) -> bool:
+    ids = list(row["answer_ids"])
+    return one.tokens[: len(ids)] == ids
 
 
 def _mean(values: Any) -> float | None:

@@ -50,8 +50,7 @@ class Admission:
             raise UserError("the prompt is empty", where=where, remedy="give at least one token")
         if job.max_new < 1:
             raise UserError(f"max_new is {job.max_new}", where=where, remedy="ask for at least one token")
-        length = job.prompt_len + job.max_new
-        if self.config.max_len and length > self.config.max_len:
+        if self.config.max_len and job.tokens > self.config.max_len:  # the last token made is never fed back
             what = f"{job.prompt_len} + {job.max_new} tokens are more than the {self.config.max_len} of a sequence"
             raise UserError(what, where=where, remedy="shorten the prompt, lower max_new or raise max_len")
         for kind, each, pool in (
@@ -59,7 +58,7 @@ class Admission:
         ):  # fmt: skip
             if job.tokens * each > pool:
                 what = f"{job.tokens} tokens may need {job.tokens * each} {kind} pages, the pool has {pool}"
-                raise UserError(what, where=where, remedy=f"raise {kind}_pages, or shorten prompt or max_new")
+                raise UserError(what, where=where, remedy="raise kv_pages, or shorten prompt or max_new")
 
     def line_up(self, job: Job) -> None:
         """Put a job into the waiting line, at its place by priority."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from depthprobe.halting import ACT, ExitRule, Lookahead, LoopSignal
@@ -73,6 +75,20 @@ class ExitWatch:
             if kept is not None and kept.numel():
                 kept.index_fill_(0, entries, value)
 
+    def open(self, depth: NDArray[np.int64], is_prompt: bool = False) -> NDArray[np.bool_] | None:
+        """Rows at these loops, `[n]`, whose output the rule needs; None: it never needs one.
+
+        Those that may leave for its answer, not those below their least depth nor those that leave in any case, and
+        those whose next answer compares with this output. Without an answer a row's criterion stays NaN.
+        """
+        if self.rule is None or not self.rule.needs_output:
+            return None
+        leaves, least = depth + self.horizon, self.rule.least_depth(is_prompt)
+        judged = (leaves >= least) & (leaves < self.n_loops)
+        if self.rule.needs_previous_output:
+            judged |= (leaves + 1 >= least) & (leaves + 1 < self.n_loops)
+        return judged
+
     def look(
         self,
         read: Tensor,
@@ -84,6 +100,7 @@ class ExitWatch:
         uniform: Tensor | None = None,
         given: Tensor | None = None,
         is_prompt: bool = False,
+        asked: Tensor | None = None,
     ) -> tuple[LoopSignal, Tensor]:
         """After a loop: the signal of each row and whether the rule marks it, bool `[n]`.
 
@@ -91,8 +108,10 @@ class ExitWatch:
             read, write: int64 `[n]`, entries to read and to write.
             depth: int64 `[n]`, the loop just run.
             before, state: `[n, d]`, the states before and after it.
-            output: states `[n, d]` → logits `[n, V]`; called only for rules that need it.
+            output: states `[k, d]` → logits `[k, V]`, of the rows in `asked`; called only for rules that need it.
             uniform, given, is_prompt: as in `LoopSignal`.
+            asked: int64 `[k]`, rising: the rows whose output is made, as `open` says; the others are not marked. None:
+                all, and the rule answers for all.
         """
         rule, model = self.rule, self.model
         logit = survival = halting = predicted = logits = older = earlier = None
@@ -116,7 +135,12 @@ class ExitWatch:
             older = self._older[read]
             self._older[write] = before
         if rule is not None and rule.needs_output:
-            logits = output(state)
+            if asked is None:
+                logits = output(state)
+            else:
+                logits = state.new_zeros(len(state), model.config.vocab_size)
+                if len(asked):
+                    logits[asked] = output(state[asked])
             if self._output is not None:
                 earlier = self._output[read]
                 self._output[write] = logits
@@ -124,11 +148,16 @@ class ExitWatch:
             depth, self.n_loops, state, before, logit, survival, older, given, uniform, is_prompt,
             logits, earlier, predicted, halting,
         )  # fmt: skip
-        if rule is None:
+        if rule is None or (logits is not None and asked is not None and not len(asked)):
             return signal, torch.zeros_like(depth, dtype=torch.bool)
-        met = rule.met(signal)
-        if self.decides:
-            self.criterion[write, depth - 1] = rule.criterion(signal).float()
+        met, criterion = rule.met(signal), rule.criterion(signal).float() if self.decides else None
+        if logits is not None and asked is not None:
+            judged = torch.zeros_like(met).index_fill_(0, asked, True)
+            judged &= depth + self.horizon >= rule.least_depth(is_prompt)  # others have theirs for the next loop
+            met = met & judged
+            criterion = None if criterion is None else criterion.masked_fill(~judged, torch.nan)
+        if criterion is not None:
+            self.criterion[write, depth - 1] = criterion
             self.met[write, depth - 1] = met
         return signal, met & rule.past_least(signal)
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from depthprobe.errors import UserError
-from depthprobe.halting import ExitRule, FixedDepth, FullDepth, QExit, parse_rule
+from depthprobe.halting import ExitRule, FixedDepth, FullDepth, QExit, RandomExit, parse_rule
 from depthprobe.models.configuration import LoopedConfig
 from depthprobe.models.modeling import LoopedForCausalLM
 from depthprobe.runtime.layouts import Layout, layout
 from depthprobe.runtime.requests import Request
-from depthprobe.runtime.settings import Policy, SchedulerConfig
+from depthprobe.runtime.settings import Policy, SchedulerConfig, whole
 
 if TYPE_CHECKING:
     from depthprobe.runtime.runner import Runner
@@ -39,11 +40,12 @@ class EngineOptions:
             width, else ½.
         prefill: dense (prompts run all loops) or ragged (prompt tokens leave by the rule).
         prefill_tokens: most prompt tokens of a tick.
-        max_len: longest sequence, prompt and generated tokens; None: the model's trained context.
-        kv_pages: pages of the pool, one token at one loop over all core layers; None: enough for all slots, within
-            `kv_bytes`.
-        kv_bytes: bytes that the default of `kv_pages` keeps to.
-        n_loops: U; None: the model's.
+        max_len: longest sequence, prompt and generated tokens; None: the model's trained context, or what the pool
+            can hold of one request where that is less.
+        kv_pages: pages of the pool, one token at one loop over all core layers. Models with prelude or coda layers get
+            outer pages beside them, see `_pool`. None: enough for all slots, within `kv_bytes`.
+        kv_bytes: bytes of all pages where `kv_pages` is not given, which says it all; None: 1 GiB.
+        n_loops: U; None: the model's; at most that.
         by_depth: batch rows of one depth only (for comparison).
         record_gates: whether λ and the criterion of each loop are kept for the record.
         tap: how many tokens the readout after each loop keeps for the record (0: none).
@@ -71,7 +73,7 @@ class EngineOptions:
         prefill_tokens: int = 512,
         max_len: int | None = None,
         kv_pages: int | None = None,
-        kv_bytes: int = KV_BYTES,
+        kv_bytes: int | None = None,
         n_loops: int | None = None,
         by_depth: bool = False,
         record_gates: bool = True,
@@ -87,30 +89,44 @@ class EngineOptions:
             what = f"the runtime serves looped models, not a {type(model).__name__}"
             raise UserError(what, where="model", remedy="load one with depthprobe.load(…).module, or train one")
         config = model.config
+        for name, value, least, most in (
+            ("width", width, 1, None), ("spare", spare, 0, None), ("prefill_tokens", prefill_tokens, 1, None),
+            ("kv_pages", kv_pages, 1, None), ("kv_bytes", kv_bytes, 1, None), ("n_loops", n_loops, 1, config.n_loops),
+            ("max_len", max_len, 1, config.max_position_embeddings), ("tap", tap, 0, config.vocab_size),
+        ):  # fmt: skip
+            if value is not None or name in ("width", "prefill_tokens", "tap"):
+                whole(name, value, least, most)
+        if kv_pages is not None and kv_bytes is not None:
+            what = "kv_pages and kv_bytes both say how large the pool is"
+            raise UserError(what, where="kv_bytes", remedy="leave one out")
+        for name, value in (("by_depth", by_depth), ("record_gates", record_gates)):
+            if not isinstance(value, bool):
+                raise UserError(f"{name} is {value!r}", where=name, remedy="give True or False")
         loops = config.n_loops if n_loops is None else n_loops
         rule = _rule(exit, config, policy, loops)
         rule.check(loops)
+        if prefill == "dense" and rule.min_depth_prompt is not None:
+            what = "min_prompt is the least depth of prompt tokens, and dense prefill runs them through all loops"
+            raise UserError(what, where=f"exit rule {rule.spec()}", remedy="leave it out, or use prefill ragged")
+        if kv is not None and not isinstance(kv, (str, Layout)):
+            raise UserError(f"kv is {kv!r}", where="kv", remedy="give the name of a layout, such as ragged")
         chosen = layout(kv if kv is not None else ("state-copied" if rule.reprojects else "ragged"))
         if spare is None:
             spare = width if policy == "refill" else 0
         if coda_share is None:
             coda_share = 1.0 if spare * 2 >= width else 0.5
-        outer = config.n_prelude + config.n_coda > 0
         length = config.max_position_embeddings if max_len is None else max_len
-        core_bytes, outer_bytes = page_bytes(config, model.dtype.itemsize)
-        tokens = (width + spare) * length
-        if kv_pages is None:
-            per_token = chosen.reserve(loops) * core_bytes + outer_bytes
-            tokens = max(1, min(tokens, kv_bytes // per_token))
-            kv_pages = tokens * chosen.reserve(loops)
+        most, kept = (width + spare) * length, _kept(chosen, rule, policy, loops)
+        sizes = page_bytes(config, model.dtype.itemsize)
+        core, outer = _pool(most, chosen.reserve(loops), kept, sizes, kv_pages, kv_bytes or KV_BYTES)
+        if max_len is None:
+            length = min(length, max(1, core // chosen.reserve(loops)))
         settings = SchedulerConfig(
-            n_loops=loops, width=width, core_pages=kv_pages, outer_pages=tokens if outer else 0, spare=spare,
-            policy=policy, kv=chosen, prefill_tokens=prefill_tokens, coda_share=coda_share, horizon=rule.horizon,
-            prefill=prefill, by_depth=by_depth, max_len=length,
+            n_loops=loops, width=width, core_pages=core, outer_pages=outer, spare=spare, policy=policy, kv=chosen,
+            prefill_tokens=prefill_tokens, coda_share=coda_share, horizon=rule.horizon, prefill=prefill,
+            by_depth=by_depth, max_len=length,
         )  # fmt: skip
         asked = None if policy == "full" or isinstance(rule, FullDepth) else rule
-        if not isinstance(tap, int) or tap < 0:
-            raise UserError(f"tap is {tap!r}", where="tap", remedy="give a whole number from 0")
         return cls(settings, asked, asked if prefill == "ragged" else None, rule, record_gates, tap)
 
     @property
@@ -128,8 +144,15 @@ class EngineOptions:
         """Whether requests bring the depths that they leave at."""
         return self.rule is not None and self.rule.needs_given
 
+    @property
+    def needs_prompt_exits(self) -> bool:
+        """Whether requests bring the depths that their prompt tokens leave at, since no rule decides them."""
+        return self.ragged_prefill and (self.scheduler.policy == "full" or self.replays)
+
     def checked(self, request: Request, name: str, vocab_size: int, has_tokenizer: bool) -> Request:
-        """The request under its name, or `UserError` where it cannot be served."""
+        """The request under its name, and with a seed of its own; `UserError` where it cannot be served."""
+        if not isinstance(request, Request):
+            raise UserError(f"a {type(request).__name__} is no request", where="request", remedy="give a Request(…)")
         request = dataclasses.replace(request, id=name)
         settings, where = self.scheduler, f"request {name}"
         request.check(vocab_size, settings.n_loops, settings.max_len)
@@ -144,7 +167,10 @@ class EngineOptions:
         if request.prompt_replay is not None and not self.ragged_prefill:
             what = "exits of prompt tokens are given and prefill is dense"
             raise UserError(what, where=where, remedy="use Engine(…, prefill='ragged')")
-        return request
+        if self.needs_prompt_exits and request.prompt_replay is None and len(request.prompt) > 1:
+            what = "prefill is ragged, and neither a rule nor the request says where prompt tokens leave"
+            raise UserError(what, where=where, remedy="give prompt_replay=…, or use Engine(…, prefill='dense')")
+        return dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, seed=request.seed))
 
     def describe(self, model: LoopedForCausalLM, runner: Runner) -> dict[str, Any]:
         """What the record says of the engine."""
@@ -166,6 +192,48 @@ def page_bytes(config: LoopedConfig, itemsize: int) -> tuple[int, int]:
     return config.n_core * layer, (config.n_prelude + config.n_coda) * layer
 
 
+def _kept(kind: Layout, rule: ExitRule, policy: str, loops: int) -> float:
+    """Core pages that a decoded token is expected to keep.
+
+    Where it leaves is known of fixed and random depths, and of policy full. Of other rules it is taken to be half-way
+    between their least depth and U.
+    """
+    if policy == "full" or isinstance(rule, FullDepth):
+        return kind.held(loops, loops)
+    if isinstance(rule, RandomExit):
+        chances = enumerate(rule.probabilities, 1)
+        return sum(p * kind.held(max(e, rule.min_depth), loops) for e, p in chances)
+    if isinstance(rule, FixedDepth):
+        return kind.held(rule.depth, loops)
+    least = min(rule.least_depth(), loops)
+    return (kind.held(least, loops) + kind.held(loops, loops)) / 2
+
+
+def _pool(
+    most: int, reserve: int, kept: float, sizes: tuple[int, int], pages: int | None, budget: int
+) -> tuple[int, int]:
+    """Core and outer pages of the pool, so that both kinds run out together where tokens leave as expected.
+
+    A token has one outer page whatever its depth, so there are as many as tokens that keep `kept` core pages each fit.
+    If tokens stay longer, as those of dense prompts do, some are never used; they are the cheaper kind to have left.
+
+    Args:
+        most: tokens of all slots at their longest; no more outer pages than that.
+        reserve: core pages of a token in flight.
+        kept: those it is expected to keep when it has left.
+        sizes: bytes of a core page and of an outer page, the latter 0 without prelude and coda layers.
+        pages: core pages asked for; None: as many as `budget` bytes leave, and not more than ever used.
+    """
+    core_bytes, outer_bytes = sizes
+    if pages is not None:
+        return pages, min(most, math.ceil(pages / kept)) if outer_bytes else 0
+    if most * (reserve * core_bytes + outer_bytes) <= budget:
+        return most * reserve, most if outer_bytes else 0
+    outer = max(1, min(most, int(budget // (kept * core_bytes + outer_bytes)))) if outer_bytes else 0
+    left = (budget - outer * outer_bytes) // core_bytes
+    return max(reserve, min(most * reserve, left)), outer
+
+
 def end_tokens(model: LoopedForCausalLM) -> frozenset[int]:
     """Ids that end a text, by the model's generation settings or its configuration."""
     settings = getattr(model, "generation_config", None)
@@ -176,6 +244,8 @@ def end_tokens(model: LoopedForCausalLM) -> frozenset[int]:
 
 def _rule(exit: ExitRule | str | None, config: LoopedConfig, policy: str, n_loops: int) -> ExitRule:
     rule = parse_rule(exit) if isinstance(exit, str) else exit
+    if rule is not None and not isinstance(rule, ExitRule):
+        raise UserError(f"exit is {exit!r}, no exit rule", where="exit", remedy="give a rule, or its text like q:0.5")
     if rule is None:
         gated = config.exit_gate and policy != "full"
         return QExit(config.exit_q) if gated else FullDepth()

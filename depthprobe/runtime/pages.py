@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from depthprobe.runtime.layouts import Layout
 
 Ints = NDArray[np.int64] | NDArray[np.int32] | Sequence[int]
+#: positions that the tables have at first
+_FIRST = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +38,15 @@ class PagePool:
 
     Args:
         n_core, n_outer: pages of either kind; n_outer 0 where the model has neither prelude nor coda layers.
-        n_slots, max_len, n_loops: sizes of the tables; sequences are shorter than max_len + 1.
+        n_slots, max_len, n_loops: most of the tables; sequences are shorter than max_len + 1. The tables begin short
+            and grow with the longest sequence seen, so that a long `max_len` costs nothing until it is used.
         layout: see `layouts`.
         seed: hand pages out in a random order (for tests); None: from 0 up.
 
     Fields:
-        core: int32 `[n_slots, U, max_len]`, −1 where there is no token.
-        outer: int32 `[n_slots, max_len]`, likewise.
-        exits: int32 `[n_slots, max_len]`, exit depth of a token, 0 in flight or where there is none.
+        core: int32 `[n_slots, U, L]`, −1 where there is no token; L ≤ max_len grows. `start` may replace the arrays.
+        outer: int32 `[n_slots, L]`, likewise.
+        exits: int32 `[n_slots, L]`, exit depth of a token, 0 in flight or where there is none.
         length: int64 `[n_slots]`, tokens that have pages.
         peak_core, peak_outer: most pages that were taken at a time, reservations included.
     """
@@ -59,9 +62,11 @@ class PagePool:
         seed: int | None = None,
     ) -> None:
         self.n_core, self.n_outer, self.n_loops, self.layout = n_core, n_outer, n_loops, layout
-        self.core = np.full((n_slots, n_loops, max_len), -1, np.int32)
-        self.outer = np.full((n_slots, max_len), -1, np.int32)
-        self.exits = np.zeros((n_slots, max_len), np.int32)
+        self.n_slots, self.max_len = n_slots, max_len
+        first_length = min(max_len, _FIRST)
+        self.core = np.full((n_slots, n_loops, first_length), -1, np.int32)
+        self.outer = np.full((n_slots, first_length), -1, np.int32)
+        self.exits = np.zeros((n_slots, first_length), np.int32)
         self.length = np.zeros(n_slots, np.int64)
         self.peak_core = self.peak_outer = 0
         self._core = _Stack(n_core, seed)
@@ -100,6 +105,7 @@ class PagePool:
             slots, positions: int `[n]`; pairs are distinct and have no pages.
         """
         s, p = np.asarray(slots, np.int64), np.asarray(positions, np.int64)
+        self._reach(int(p.max(initial=-1)) + 1)
         ids = self._core.take(len(s) * self._reserve).reshape(len(s), self._reserve)
         self.core[s, :, p] = ids[:, self._index]
         if self.n_outer:
@@ -107,6 +113,18 @@ class PagePool:
         np.maximum.at(self.length, s, p + 1)
         self.peak_core = max(self.peak_core, self.n_core - self.free_core)
         self.peak_outer = max(self.peak_outer, self.n_outer - self.free_outer)
+
+    def _reach(self, length: int) -> None:
+        """Make the tables at least so long: at least twice as long as they were, so that growing is rare."""
+        had = self.exits.shape[1]
+        if length <= had:
+            return
+        if length > self.max_len:
+            raise RuntimeError(f"position {length - 1} lies behind the {self.max_len} of a sequence")
+        more = min(self.max_len, max(length, 2 * had)) - had
+        self.core = np.pad(self.core, ((0, 0), (0, 0), (0, more)), constant_values=-1)
+        self.outer = np.pad(self.outer, ((0, 0), (0, more)), constant_values=-1)
+        self.exits = np.pad(self.exits, ((0, 0), (0, more)))
 
     def start_span(self, slot: int, start: int, stop: int) -> None:
         """`start` for positions start…stop − 1 of one slot."""
@@ -166,8 +184,8 @@ class PagePool:
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` where a page is lost, free and in use, of two tokens, or read by a wrong loop."""
-        tokens = np.arange(self.core.shape[2]) < self.length[:, None]  # [n_slots, max_len]
-        pages = self.core.transpose(0, 2, 1)  # [n_slots, max_len, U]
+        tokens = np.arange(self.core.shape[2]) < self.length[:, None]  # [n_slots, L]
+        pages = self.core.transpose(0, 2, 1)  # [n_slots, L, U]
         present = pages >= 0
         assert (present.all(-1) == present.any(-1)).all(), "a token has pages for some loops only"
         assert not (present.any(-1) & ~tokens).any(), "a page lies behind the end of its sequence"

@@ -129,9 +129,12 @@ class Prefill:
             signal = None
             if (asks and loop < r.n_loops) or r.act is not None:
                 depth = torch.full_like(at, loop)
+                asked = watch.open(np.full(len(active), loop), is_prompt=True)
+                if asked is not None:
+                    asked = r.put(np.flatnonzero(asked & (known[active] == 0)))
                 signal, marks = watch.look(
                     at, at, depth, before, state, self._output, None if uniform is None else uniform[at],
-                    r.put(known[active]), is_prompt=True,
+                    r.put(known[active]), is_prompt=True, asked=asked,
                 )  # fmt: skip
                 marked = marks.cpu().numpy() & (known[active] == 0)
                 leaves |= due[active] if watch.horizon else marked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ class Sampling:
         max_new_tokens: at most so many tokens, ≥ 1.
         temperature: 0 takes the most probable token; above 0 logits are divided by it.
         top_p: the smallest set of tokens whose probabilities reach it is drawn from, (0, 1].
-        seed: of the request. A token depends on (seed, its position) alone, never on the batch it is in.
+        seed: of the request; None: one made of the request's id, so that requests draw independently. A token depends
+            on (seed, its position) alone, never on the batch it is in.
         stop_tokens: ids that end the request; the id is the last token.
         stop: strings that end it, as soon as the text holds one; the text ends before it.
         ignore_eos: do not end at the model's end-of-sequence token.
@@ -31,7 +33,7 @@ class Sampling:
     max_new_tokens: int = 16
     temperature: float = 0.0
     top_p: float = 1.0
-    seed: int = 0
+    seed: int | None = None
     stop_tokens: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
@@ -42,12 +44,13 @@ class Sampling:
                  "not a whole number of 1 or more")  # fmt: skip
         _require(_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "not 0 or more")
         _require(_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "not in (0, 1]")
-        _require(
-            _whole(self.seed) and -(2**63) <= self.seed < 2**63, "seed", self.seed, "not a whole number of 64 bits"
-        )
-        _require(all(_whole(token) for token in self.stop_tokens), "stop_tokens", self.stop_tokens, "not token ids")
-        _require(all(isinstance(text, str) and text for text in self.stop) and not isinstance(self.stop, str), "stop",
+        _require(self.seed is None or (_whole(self.seed) and -(2**63) <= self.seed < 2**63), "seed", self.seed,
+                 "not a whole number of 64 bits")  # fmt: skip
+        _require(_listing(self.stop_tokens) and all(_whole(token) for token in self.stop_tokens), "stop_tokens",
+                 self.stop_tokens, "not a list of token ids")  # fmt: skip
+        _require(_listing(self.stop) and all(isinstance(text, str) and text for text in self.stop), "stop",
                  self.stop, "not a list of strings of which none is empty")  # fmt: skip
+        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "not True or False")
         _require(self.logprobs is None or (_whole(self.logprobs) and self.logprobs >= 0), "logprobs", self.logprobs,
                  "neither None nor a whole number of 0 or more")  # fmt: skip
 
@@ -73,9 +76,26 @@ class Request:
     prompt_replay: tuple[int, ...] | None = None
     about: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def seed(self) -> int:
+        """The seed that its draws are made with, 64 bits: its own, or one made of its id."""
+        if self.sampling.seed is not None:
+            return self.sampling.seed
+        return int.from_bytes(hashlib.blake2b(self.id.encode(), digest_size=8).digest(), "little", signed=True)
+
     def check(self, vocab_size: int, n_loops: int, max_len: int) -> None:
         """Refuse what cannot be served (`UserError`, naming the request)."""
         where = f"request {self.id}" if self.id else "request"
+        for name, value, fits, kind in (
+            ("id", self.id, isinstance(self.id, str), "text"),
+            ("prompt", self.prompt, _listing(self.prompt), "a list of token ids"),
+            ("sampling", self.sampling, isinstance(self.sampling, Sampling), "a Sampling"),
+            ("replay", self.replay, self.replay is None or _listing(self.replay), "a list of depths"),
+            ("prompt_replay", self.prompt_replay, self.prompt_replay is None or _listing(self.prompt_replay),
+             "a list of depths"), ("about", self.about, isinstance(self.about, dict), "a dict"),
+        ):  # fmt: skip
+            if not fits:
+                raise UserError(f"{name} is {value!r}, not {kind}", where=where)
         if not self.prompt:
             raise UserError("the prompt is empty", where=where, remedy="give at least one token")
         for token in self.prompt:
@@ -157,6 +177,10 @@ class Completion:
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _listing(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def _number(value: object) -> bool:

@@ -44,7 +44,8 @@ Ints = Sequence[int] | NDArray[np.integer]
 @dataclass(slots=True)
 class Work:
     """Rows executed so far. Core rows: of decode ticks, of those past their exit, of prefill; rows of prelude and
-    coda in decode ticks, of either in prefill, and of outputs that an exit rule asked for."""
+    coda in decode ticks, of either in prefill, and of outputs (head, and coda where there is one) that an exit rule
+    asked for: of rows that could leave for its answer, or whose next answer compares with it."""
 
     core: int = 0
     core_frozen: int = 0
@@ -102,7 +103,7 @@ class Runner:
         self.work = Work()
         self._drawn, self._played = rule is not None and rule.needs_uniform, rule is not None and rule.needs_given
 
-        n, d, device = pool.core.shape[0] + 1, self.config.hidden_size, self.device
+        n, d, device = pool.n_slots + 1, self.config.hidden_size, self.device
         self.kv = PagedKV(self.config, pool.n_core, pool.n_outer, self.dtype, device)
         self.state = torch.zeros(n, d, dtype=self.dtype, device=device)
         injects = self.config.input_injection != "none"
@@ -113,7 +114,7 @@ class Runner:
         self.tap = tap
         self.tap_ids = torch.zeros(n if tap else 0, self.n_loops, tap, dtype=torch.int64, device=device)
         self.tap_logprobs = torch.zeros(self.tap_ids.shape, device=device)
-        table = Rotary.of(torch.arange(pool.core.shape[2], device=device)[None], self.config, self.dtype)
+        table = Rotary.of(torch.arange(pool.max_len, device=device)[None], self.config, self.dtype)
         self._cos, self._sin = table.cos[0].to(self.dtype), table.sin[0].to(self.dtype)
         self._attend = RowAttend(self.kv)
         self._prefill = Prefill(self)
@@ -249,9 +250,13 @@ class Runner:
         rotary, _ = self.rotary(position)
         state = self.model.loop_output(self.model.core_step(x[:, None], rotary, self._attend))[:, 0]
 
+        asked = self.watch.open(depth)
+        if asked is not None:
+            asked = np.flatnonzero(asked & (keep < len(self.state) - 1))
         signal, marks = self.watch.look(
-            at, kept, loop, before, state, lambda s: self._rule_output(s, slot, position),
+            at, kept, loop, before, state, lambda s: self._rule_output(s, slot[asked], position[asked]),
             self.uniform[at] if self._drawn else None, self.given[at] if self._played else None,
+            asked=None if asked is None else self.put(asked),
         )  # fmt: skip
         if floors is not None:
             marks = marks & (loop + self.watch.horizon >= self.put(_array(floors)[order]))

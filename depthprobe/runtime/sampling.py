@@ -79,8 +79,10 @@ def sample(
             return torch.as_tensor(np.asarray(x)[hot], dtype=dtype).to(device)
 
         rows = torch.from_numpy(hot).to(device)
-        scaled = logits[rows].to(wide) / put(temperature, wide)[:, None]
-        p = scaled.softmax(-1)
+        chosen = logits[rows].to(wide)
+        # the largest first, and in float64: however cold, no logit overflows and the best stays at 0
+        below = (chosen - chosen.amax(-1, keepdim=True)).double() / put(temperature, torch.float64)[:, None]
+        p = below.to(wide).softmax(-1)
         mass = put(top_p, torch.float64)
         cut = torch.from_numpy(np.flatnonzero(np.asarray(top_p, dtype=np.float64)[hot] < 1.0)).to(device)
         if len(cut):

@@ -60,13 +60,12 @@ class SchedulerConfig:
             ("n_loops", 1), ("width", 1), ("core_pages", 1), ("outer_pages", 0), ("spare", 0),
             ("prefill_tokens", 1), ("max_len", 0),
         ):  # fmt: skip
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise UserError(f"{name} is {value!r}", where=name, remedy=f"give a whole number from {least}")
+            whole(name, getattr(self, name), least)
         _known("policy", self.policy, POLICIES)
         _known("prefill", self.prefill, ("dense", "ragged"))
         _known("horizon", self.horizon, (0, 1))
-        if not 0 <= self.coda_share <= 1:
+        share = self.coda_share
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
             what = f"coda_share is {self.coda_share!r}"
             raise UserError(what, where="coda_share", remedy="give a share of the width, 0 to 1")
         self.layout.allows(early=self.policy != "full" or self.prefill == "ragged")
@@ -84,6 +83,14 @@ class SchedulerConfig:
     def least_coda(self, decoding: int) -> int:
         """Rows for which the coda waits in refill when `decoding` requests are past their prefill."""
         return max(1, math.ceil(self.coda_share * min(self.width, decoding) - 1e-9))  # 0.1 · 30 > 3
+
+
+def whole(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Refuse a setting that is no whole number from `least` to `most` (None: any), naming it (`UserError`)."""
+    inside = isinstance(value, int) and not isinstance(value, bool) and least <= value
+    if not inside or (most is not None and isinstance(value, int) and value > most):
+        top = "" if most is None else f" to {most}, which the model has"
+        raise UserError(f"{name} is {value!r}", where=name, remedy=f"give a whole number from {least}{top}")
 
 
 def _known(name: str, value: object, known: tuple[object, ...]) -> None:

@@ -153,7 +153,7 @@ def run_case(
     model.config.exit_gate = True
     rule = rule_of(text, model, seed)
     if policy == "full":
-        rule, text = parse_rule("full"), "full"
+        rule, text, prefill = parse_rule("full"), "full", "dense"
     if (rule.name == "lookahead" and config.n_loops < 2) or (rule.name == "fixed" and rule.depth > config.n_loops):
         rule, text = parse_rule("full"), "full"
     if rule.min_depth > config.n_loops:

@@ -81,7 +81,7 @@ def test_impossible_sampling_names_the_field(field, value) -> None:
      ({"kv": "flat"}, "ragged"), ({"exit": "q:0.5", "policy": "full"}, "policy"),
      ({"kv": "depth-indexed"}, "depth-indexed"), ({"width": 0}, "width"), ({"spare": -1}, "spare"),
      ({"prefill": "late"}, "prefill"), ({"exit": "act:0.1", "kv": "ragged"}, "state-copied"),
-     ({"exit": "fixed:5"}, "5"), ({"tap": -1}, "tap"), ({"kv_pages": 0}, "core_pages"),
+     ({"exit": "fixed:5"}, "5"), ({"tap": -1}, "tap"), ({"kv_pages": 0}, "kv_pages"),
      ({"coda_share": 2.0}, "coda_share")],
 )  # fmt: skip
 def test_options_that_cannot_be_honoured_are_refused(model, options, words) -> None:

@@ -89,3 +89,12 @@ def test_the_most_probable_token_and_its_lead_by_blocks(seed: int, size: int, fe
     assert torch.equal(
         sample(logits, [0.0] * 4, [1.0] * 4, [0] * 4, [0] * 4, leads=True).leads, best[:, 0] - best[:, -1]
     )
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-40, 1e-300, 5e-324])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_however_cold_the_best_token_is_drawn(temperature, dtype, top_p) -> None:
+    logits = torch.tensor([[-3.0, 1.0, 7.0, 6.0], [1e4, -1e4, 2e4, -torch.inf], [-9.0, -8.0, -7.5, -7.0]], dtype=dtype)
+    drawn = sample(logits, [temperature] * 3, [top_p] * 3, [0, 1, 2], [5, 6, 7])
+    assert drawn.tokens.tolist() == [2, 2, 3]

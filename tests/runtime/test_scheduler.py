@@ -359,7 +359,7 @@ def test_impossible_requests_are_refused_one_by_one() -> None:
         ((1, 0), "max_new is 0"),
         ((8, 4), "11 tokens may need 33 core pages, the pool has 30"),
         ((8, 2), "9 tokens may need 9 outer pages, the pool has 8"),
-        ((15, 6), "15 . 6 tokens are more than the 20"),
+        ((15, 7), "15 . 7 tokens are more than the 20"),
     ):
         with pytest.raises(UserError, match=message):
             s.add(Job(7, *shape))
