@@ -73,10 +73,11 @@ class Work:
         from depthprobe.halting import parse_rule
         from depthprobe.pipeline.analyze import _about
         from depthprobe.pipeline.trace import _looped, _requests, _rule
+        from depthprobe.runtime import Sampling
         from depthprobe.runtime.options import EngineOptions
 
         split_given = given.get("split") is not None
-        opened, requests = _requests(config, split_given, None, None, 0.0, 1.0, remark, say)
+        opened, requests = _requests(config, split_given, None, None, Sampling(), remark, say)
         looped = _looped(opened)
         rules: dict[str, Any] = {}
         for text in exit:
@@ -93,7 +94,7 @@ class Work:
         if config.data is None:
             split = {"heldout": "train", "train": "heldout"}.get(config.split, "any")
             aside = AnalyzeConfig.of({**given, "split": split, "seed": config.seed + 1, "n": calibrate})
-            other = _by_task(_requests(aside, True, None, None, 0.0, 1.0, remark, say)[1])
+            other = _by_task(_requests(aside, True, None, None, Sampling(), remark, say)[1])
         else:
             remark("a file has no other split to set a threshold on: there is no confidence exit beside the rules")
         by_task = _by_task(requests)

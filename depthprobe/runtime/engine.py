@@ -279,7 +279,7 @@ class Engine:
         exits = [self._known_exits(live, *chunk, tick.replay) for live, chunk in zip(lives, tick.chunks, strict=True)]
         left = self.runner.prefill(
             [job.slot for job in tick.jobs], tick.chunks, [live.tokens for live in lives], exits,
-            [live.request.sampling.seed for live in lives],
+            [live.request.seed for live in lives],
         )  # fmt: skip
         return self.scheduler.commit(
             tick, prompt_exits=left if self.options.ragged_prefill and not tick.replay else None
@@ -298,7 +298,7 @@ class Engine:
         tokens = [live.tokens[job.position] for live, job in zip(lives, tick.jobs, strict=True)]
         before = [live.previous(live.job.position, self._back) for live in lives] if self._back else None
         given = [live.given() for live in lives] if self.options.replays else None
-        seeds = [live.request.sampling.seed for live in lives]
+        seeds = [live.request.seed for live in lives]
         self.runner.prelude(slots, tokens, before, positions, seeds, given)
         self.tracer.entered(tick)
         return self.scheduler.commit(tick), []
@@ -326,8 +326,8 @@ class Engine:
         wanted = [s.logprobs for s in asked if s.logprobs is not None]
         most = min(max(wanted), self._vocab) if wanted else None
         drawn = sample(
-            logits, [s.temperature for s in asked], [s.top_p for s in asked], [s.seed for s in asked], positions + 1,
-            top_logprobs=most, leads=self.tracer.active,
+            logits, [s.temperature for s in asked], [s.top_p for s in asked],
+            [live.request.seed for live in lives], positions + 1, top_logprobs=most, leads=self.tracer.active,
         )  # fmt: skip
         tokens = drawn.tokens.tolist()
         logprobs = drawn.logprobs.tolist() if wanted else [0.0] * len(tokens)
