@@ -6,7 +6,7 @@
     <trace>/requests-00001.jsonl   a line for each request when it ends, however it ends
 
 A segment is closed and the next begun when it has grown to `segment_bytes`. Lines are complete up to the last flush; of
-a process that was killed the last line of a segment may be cut, and `read_trace` leaves it out and says so.
+a process that was killed the last line of the last segment may be cut, and `read_lines` leaves it out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from depthprobe.errors import UserError
 from depthprobe.files import as_user_error, atomic_write
 
-#: of the fields in the lines; `read_trace` refuses others
+#: of the fields in the lines; `read_meta` refuses others
 TRACE_VERSION = 1
 STREAMS = ("tokens", "ticks", "requests")
 _META = "trace.json"

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from depthprobe.errors import UserError
 from depthprobe.halting import log_survival, q_exit
+from depthprobe.halting.distribution import reached
 from depthprobe.halting.head import LookaheadHead
 from depthprobe.models import LoopedForCausalLM
 from depthprobe.tasks.generate import Generator
@@ -195,7 +196,7 @@ def ahead_exits(seen: Traces, head: LookaheadHead, q: float) -> Tensor:
     survived = log_survival(seen.gates)[:, :-2]
     served = survived + F.logsigmoid(-head(seen.states[:, :-2]))  # at depths 2…U − 1
     met = torch.zeros(seen.gates.shape, dtype=torch.bool)
-    met[:, 1:-1] = -torch.expm1(served) >= q
+    met[:, 1:-1] = reached(served, q)
     met[:, -1] = True
     return met.to(torch.uint8).argmax(-1) + 1
 

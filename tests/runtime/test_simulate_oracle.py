@@ -81,6 +81,7 @@ def serve(
 )  # fmt: skip
 def test_a_trace_is_made_again_from_its_exits(seed, n, rule, data, policy, prefill, by_depth, tight) -> None:
     layouts = ["ragged", "last-exited", "shared", "first-then-shared"]
+    prefill = "dense" if policy == "full" else prefill  # no request here says where its prompt leaves
     kv = data.draw(st.sampled_from(["depth-indexed", *layouts] if policy == "full" and prefill == "dense" else layouts))
     pages = 12 * layout(kv).reserve(4) + data.draw(st.integers(0, 4)) if tight else None
     with tempfile.TemporaryDirectory() as folder:

@@ -78,6 +78,14 @@ def test_exits_of_head_and_gate_are_those_of_the_rules() -> None:
     assert agreement(seen, wrong, 0.7)["tokens"]["head_equal"] < 1.0
 
 
+def test_a_gate_that_is_all_but_sure_has_not_reached_all_of_it() -> None:
+    """1 − survival rounds to 1 where the survival is 4e-18; q = 1 is not reached, in the rule and here."""
+    seen, head = random_traces(5)
+    sure = replace(head, bias=torch.tensor(40.0))
+    asked = exits(Lookahead(QExit(1.0), sure), seen.states, gates=seen.gates, predicted=sure(seen.states))
+    assert ahead_exits(seen, sure, 1.0).tolist() == asked.tolist() == [5] * 5
+
+
 def test_fitting_finds_what_the_states_tell() -> None:
     seen, right = random_traces(n=400)
     model, _ = tiny(hidden_size=6, num_attention_heads=1, n_loops=5)
