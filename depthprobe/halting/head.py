@@ -26,7 +26,7 @@ from depthprobe.files import atomic_write
 
 #: Name of the file beside a model's weights.
 FILE = "lookahead.safetensors"
-FORMAT, VERSION = "depthprobe-lookahead-head", 1
+FORMAT, VERSION = "depthprobe-lookahead-head", 2
 _KEYS = ("weight", "bias", "gate_weight", "gate_bias", "norm_weight")
 _AGAIN = "train it again with `depthprobe train lookahead`"
 _CANNOT = "the lookahead head cannot be written"
@@ -131,7 +131,7 @@ class LookaheadHead:
             raise UserError("the lookahead head is not finite", where=str(path), remedy=_AGAIN)
         header = {
             "format": FORMAT, "version": VERSION, "gate": self.digest, "norm_eps": self.norm_eps,
-            "about": dict(self.about),
+            "head": _checksum(tensors), "about": dict(self.about),
         }  # fmt: skip
         # one entry, because safetensors writes several in an order that differs from run to run
         data = save(tensors, metadata={"depthprobe": json.dumps(header, sort_keys=True)})
@@ -173,6 +173,14 @@ def _parts(model: GatedModel) -> tuple[nn.Linear, Tensor, float]:
     return gate, weight, float(getattr(model.norm, "eps", 0.0))
 
 
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 (hex) of the head's own numbers; those of the gate have `digest`."""
+    total = hashlib.sha256()
+    for key in ("weight", "bias"):
+        total.update(tensors[key].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
 def _checked(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], where: str) -> LookaheadHead:
     def refuse(what: str) -> UserError:
         return UserError(what, where=where, remedy=_AGAIN)
@@ -193,8 +201,11 @@ def _checked(metadata: Mapping[str, str], tensors: Mapping[str, Tensor], where: 
             raise refuse(f"the tensor '{key}' of the lookahead head holds values that are not finite")
     try:
         eps, digest, about = float(header["norm_eps"]), header["gate"], dict(header["about"])
+        checksum = header["head"]
     except (KeyError, TypeError, ValueError):
         raise refuse("the header of the lookahead head is damaged") from None
+    if checksum != _checksum(tensors):
+        raise refuse("the lookahead head is not as it was written: its checksum differs")
     head = LookaheadHead(**{key: tensors[key] for key in _KEYS}, norm_eps=eps, about=about)
     if head.digest != digest:
         raise refuse("the hash of the lookahead head is not that of the gate in it")
